@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use crate::authority::{self, Authority, AuthorityError, Issued, IssuedRecord};
 use crate::certificate::{CaCertificate, Facts, NotACertificate};
 use crate::credentials::{BadCredentials, Credentials};
-use crate::identity::{Identity, Node};
+use crate::identity::{Client, Grant, Identity, Node};
 use crate::invitation::{self, Presented, TokenRecord, TokenRefused};
 use crate::key::{Key, PublicKey};
 use crate::name::{ClusterId, Fingerprint, Host, KeyId, Name, Serial, TokenId};
@@ -152,6 +152,9 @@ pub enum JoinRefused {
         "the name {0} was revoked; choose another one, or readmit it: `weir cluster invite --readmit --for {0}`"
     )]
     NameRevoked(Name),
+    /// A revoked name of a client.
+    #[error("the client name {0} was revoked; choose another one")]
+    ClientRevoked(Name),
     /// A key that may be in wrong hands.
     #[error(
         "this host's key was revoked together with a node's certificate; move its directory of keys away, so that it makes a new \
@@ -360,20 +363,68 @@ pub fn renew(
     Ok(admission(None, records, issued))
 }
 
-fn admission(token: Option<TokenRecord>, records: Records<'_>, issued: Issued) -> Admission {
-    let Records { token: seen, names, revoked, authorities, .. } = records;
-    let answer = JoinAnswer {
-        v: JOIN_VERSION,
-        certificates: issued.pem(),
-        authorities: authorities.record.iter().map(CaCertificate::pem).collect(),
-    };
-    let facts = &issued.record.facts;
-    let mut conditions = vec![
-        Condition { record: RecordId::Names, revision: names.revision },
+/// Decides on a client's request for a certificate, which someone who may do so makes for it.
+///
+/// # Errors
+/// [`JoinRefused`].
+pub fn admit_client(
+    authority: &Authority,
+    records: Records<'_>,
+    (name, grant): (&Name, &Grant),
+    csr: &str,
+    (now, lifetime): (u64, u64),
+) -> Result<ClientAdmission, JoinRefused> {
+    let revoked = records.revoked.record;
+    if revoked.clients.keys().any(|other| other.resembles(name.as_str())) {
+        return Err(JoinRefused::ClientRevoked(name.clone()));
+    }
+    let wanted = request::read(csr)?;
+    let cluster = authority.certificate().cluster();
+    let identity = Identity::Client(Client { cluster, name: name.clone(), grant: grant.clone() });
+    request::allowed(&wanted, &identity, &[])?;
+    if let Some(host) = wanted.hosts.first() {
+        return Err(BadRequest::Host(host.clone()).into());
+    }
+    if revoked.of_key(wanted.key.id(), records.issued.iter().map(|record| &record.facts)).is_some() {
+        return Err(JoinRefused::KeyRevoked);
+    }
+    let issued = authority.issue_client(name, grant, &wanted.key, now, lifetime)?;
+    let conditions = conditions(records, &issued.record.facts);
+    let answer = answer(&issued, records.authorities.record);
+    Ok(ClientAdmission { conditions, issued: issued.record, answer })
+}
+
+/// A decision to give a client a certificate; as [`Admission`].
+#[derive(Clone, Debug)]
+pub struct ClientAdmission {
+    /// What the transaction requires.
+    pub conditions: Vec<Condition>,
+    /// The new certificate's record.
+    pub issued: IssuedRecord,
+    /// The answer.
+    pub answer: JoinAnswer,
+}
+
+fn answer(issued: &Issued, authorities: &[CaCertificate]) -> JoinAnswer {
+    let authorities = authorities.iter().map(CaCertificate::pem).collect();
+    JoinAnswer { v: JOIN_VERSION, certificates: issued.pem(), authorities }
+}
+
+fn conditions(records: Records<'_>, facts: &Facts) -> Vec<Condition> {
+    let Records { revoked, authorities, .. } = records;
+    vec![
         Condition { record: RecordId::Revocations, revision: revoked.revision },
         Condition { record: RecordId::Authorities, revision: authorities.revision },
         Condition { record: RecordId::Issued(facts.serial), revision: None },
-    ];
+    ]
+}
+
+fn admission(token: Option<TokenRecord>, records: Records<'_>, issued: Issued) -> Admission {
+    let Records { token: seen, names, authorities, .. } = records;
+    let answer = answer(&issued, authorities.record);
+    let facts = &issued.record.facts;
+    let mut conditions = conditions(records, facts);
+    conditions.push(Condition { record: RecordId::Names, revision: names.revision });
     if let Some(seen) = seen {
         conditions.push(Condition { record: RecordId::Token(seen.record.id), revision: seen.revision });
     }
@@ -401,12 +452,12 @@ pub enum BadAnswer {
     #[error("the answer's certificate: {0}")]
     Mistrust(#[from] Mistrust),
     /// For someone else.
-    #[error("the answer's certificate is for {found}, not for node {expected}")]
+    #[error("the answer's certificate is for {found}, not for {expected}")]
     OtherName {
         /// Whom it is for.
         found: String,
-        /// The requested name.
-        expected: Name,
+        /// The requested identity.
+        expected: String,
     },
 }
 
@@ -471,18 +522,43 @@ impl Joiner {
     pub fn complete(self, answer: &JoinAnswer, pins: &[Fingerprint], now: u64) -> Result<Joined, BadAnswer> {
         let mut authorities = CaCertificate::all_from_pem(answer.authorities.as_bytes())?;
         authorities.retain(|one| pins.contains(&one.fingerprint()));
+        let of = |cluster, name| Identity::Node(Node { cluster, name });
+        self.checked(answer, authorities, of, &[Purpose::Server, Purpose::Client], now)
+    }
+
+    /// Checks the answer for a client, from a node that is trusted: over its local socket.
+    ///
+    /// # Errors
+    /// [`BadAnswer`].
+    pub fn complete_client(self, answer: &JoinAnswer, grant: Grant, now: u64) -> Result<Joined, BadAnswer> {
+        let authorities = CaCertificate::all_from_pem(answer.authorities.as_bytes())?;
+        let of = |cluster, name| Identity::Client(Client { cluster, name, grant });
+        self.checked(answer, authorities, of, &[Purpose::Client], now)
+    }
+
+    fn checked(
+        self,
+        answer: &JoinAnswer,
+        authorities: Vec<CaCertificate>,
+        expected: impl FnOnce(ClusterId, Name) -> Identity,
+        purposes: &[Purpose],
+        now: u64,
+    ) -> Result<Joined, BadAnswer> {
         let cluster = authorities.first().ok_or(BadAnswer::OtherPin)?.cluster();
         let chain: Vec<CertificateDer<'static>> =
             pem::certificates(answer.certificates.as_bytes()).map_err(NotACertificate::Encoding)?;
         let credentials = Credentials::new(self.key, chain)?;
         let facts = credentials.facts();
-        let expected = Identity::Node(Node { cluster, name: self.name.clone() });
+        let expected = expected(cluster, self.name.clone());
         if facts.identity != expected {
-            return Err(BadAnswer::OtherName { found: facts.identity.to_string(), expected: self.name });
+            return Err(BadAnswer::OtherName {
+                found: facts.identity.to_string(),
+                expected: expected.to_string(),
+            });
         }
         let trust = Trust::new(cluster, authorities, Revocations::default())?;
-        for purpose in [Purpose::Server, Purpose::Client] {
-            signed(&credentials.chain()[0], facts, trust.authorities(), purpose, now)?;
+        for purpose in purposes {
+            signed(&credentials.chain()[0], facts, trust.authorities(), *purpose, now)?;
         }
         Ok(Joined { authorities: trust.authorities().to_vec(), credentials, cluster })
     }

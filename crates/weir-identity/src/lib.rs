@@ -95,8 +95,9 @@ pub use invitation::{
     Use as TokenUse, invite, redeem,
 };
 pub use join::{
-    Admission, BadAnswer, BadMessage, Condition, JOIN_VERSION, JoinAnswer, JoinRefused, JoinRequest, Joined,
-    Joiner, LARGEST_MESSAGE, Names, RecordId, Records, RenewRequest, Seen, admit, renew,
+    Admission, BadAnswer, BadMessage, ClientAdmission, Condition, JOIN_VERSION, JoinAnswer, JoinRefused,
+    JoinRequest, Joined, Joiner, LARGEST_MESSAGE, Names, RecordId, Records, RenewRequest, Seen, admit,
+    admit_client, renew,
 };
 pub use key::{Key, NotAKey, PublicKey};
 pub use name::{

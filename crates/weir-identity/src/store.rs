@@ -390,6 +390,25 @@ impl Store {
         ])
     }
 
+    /// Loads a client's key, its certificate and the authorities from the files of [`Store::create_client`] in `directory`, which
+    /// is not made.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn open_client(directory: &Path) -> Result<(Credentials, Vec<CaCertificate>), StoreError> {
+        const HINT: &str = "`weir cluster client` makes the files of a client";
+        let store = Store { directory: directory.to_path_buf() };
+        let [key_file, certificate, ca] = CLIENT;
+        let damaged = |name: &str, reason: &dyn std::fmt::Display| store.damaged(name, reason.to_string());
+        let text = store.read(key_file, HINT)?;
+        let key = key(&text).map_err(|error| damaged(key_file, &error))?;
+        let public = |name: &str| read(&directory.join(name), HINT, 0o022, LARGEST_FILE);
+        let chain = pem::certificates(&public(certificate)?).map_err(|error| damaged(certificate, &error))?;
+        let credentials = Credentials::new(key, chain).map_err(|error| damaged(certificate, &error))?;
+        let authorities = CaCertificate::all_from_pem(&public(ca)?).map_err(|error| damaged(ca, &error))?;
+        Ok((credentials, authorities))
+    }
+
     fn write_authority(&self, name: &str, authority: &Authority) -> Result<(), StoreError> {
         let text = pem::concat(&[authority.key_pem(), &authority.certificate().pem()]);
         self.write(name, SECRET, text.as_bytes(), false)

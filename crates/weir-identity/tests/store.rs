@@ -282,6 +282,10 @@ fn a_client_gets_files_as_nbd_clients_name_them() {
     let all = ["ca-cert.pem", "client-cert.pem", "client-key.pem"];
     assert_eq!(files(root.path()), all);
     assert_eq!(all.map(|one| mode(&root.path().join(one))), [0o644, 0o644, 0o600]);
+    let (loaded, authorities) = Store::open_client(root.path()).unwrap();
+    assert_eq!((loaded.facts(), &authorities[..]), (viewer.facts(), &[ca.certificate().clone()][..]));
+    let missing = Store::open_client(&root.path().join("none")).unwrap_err().to_string();
+    assert!(missing.contains("`weir cluster client` makes the files of a client"), "{missing}");
     let before = all.map(|one| fs::read(root.path().join(one)).unwrap());
     let again = client(&ca, "eve", &Grant::Role(Role::Viewer));
     let refused = store.create_client(&again, &[ca.certificate().clone()]).unwrap_err();

@@ -1,16 +1,23 @@
 //! A blocking client of a node's API, for the command line, the lab and tests.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::Bytes;
 use hyper::{Method, Request, StatusCode, header};
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
+use tokio::task::JoinSet;
 use weir_cluster::records::{NodeRef, check_name};
+use weir_identity::{
+    CredentialStore, Endpoint, JoinAnswer, Revocations, Store, Tls, Trust, TrustStore, provider,
+};
 use weir_profile::Profile;
 
 use crate::api::{
@@ -18,6 +25,10 @@ use crate::api::{
     Disks, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus, NodeView, Owned,
     RecordProfile, Resize, RunLoad, SetPolicy, VolumeView, Volumes,
 };
+use crate::cluster::views::{ClusterView, Invite, Invited, NewClient, Revoke, Revoked};
+
+use crate::https;
+use crate::identity::WallClock;
 
 /// Longest answer that is read, in bytes.
 const LONGEST_ANSWER: usize = 64 << 20;
@@ -34,15 +45,55 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 /// A node's API at a Unix socket. One connection for each request; not for use inside an async runtime.
 #[derive(Clone, Debug)]
 pub struct Client {
-    socket: PathBuf,
+    at: At,
     patience: Duration,
 }
+
+/// Where a node's API is.
+#[derive(Clone, Debug)]
+struct At {
+    /// The Unix socket, or the URL.
+    place: PathBuf,
+    /// The way to a URL.
+    tls: Option<(Endpoint, Arc<ClientConfig>)>,
+}
+
+impl At {
+    fn unix(socket: &Path) -> At {
+        At { place: socket.to_owned(), tls: None }
+    }
+}
+
+/// The beginning of a URL of the API over TLS.
+pub const HTTPS: &str = "https://";
 
 impl Client {
     /// A client of the node whose API is at `socket`. Does not connect yet.
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Client {
-        Client { socket: socket.into(), patience: PATIENCE }
+        Client { at: At::unix(&socket.into()), patience: PATIENCE }
+    }
+
+    /// A client of the node whose API is at `url`, `https://HOST:PORT`, with the files that `weir cluster client` has made in
+    /// `directory`. Does not connect yet.
+    ///
+    /// # Errors
+    /// The URL or the files.
+    pub fn remote(url: &str, directory: &Path) -> Result<Client, ApiError> {
+        let invalid = |message: String| ApiError::new(ApiErrorKind::Invalid, message);
+        let failed = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Failed, error.to_string());
+        let address = url.strip_prefix(HTTPS).unwrap_or(url).trim_end_matches('/');
+        let endpoint = address.parse().map_err(|error| invalid(format!("{error}")))?;
+        let (credentials, authorities) = Store::open_client(directory).map_err(|error| failed(&error))?;
+        let cluster = credentials.facts().identity.cluster();
+        let trust =
+            Trust::new(cluster, authorities, Revocations::default()).map_err(|error| failed(&error))?;
+        let tls =
+            Tls { trust: TrustStore::new(trust, None), clock: Arc::new(WallClock), provider: provider() };
+        let own = CredentialStore::new(&credentials).map_err(|error| failed(&error))?;
+        let config = tls.api_client(Some(&own), None).map_err(|error| failed(&error))?;
+        let at = At { place: url.into(), tls: Some((endpoint, Arc::new(config))) };
+        Ok(Client { at, patience: PATIENCE })
     }
 
     /// Waits no longer than this for an answer; by default a minute.
@@ -51,10 +102,10 @@ impl Client {
         Client { patience, ..self }
     }
 
-    /// The socket.
+    /// The socket, or the URL.
     #[must_use]
     pub fn socket(&self) -> &Path {
-        &self.socket
+        &self.at.place
     }
 
     /// The node's report on itself and on the cluster.
@@ -208,6 +259,38 @@ impl Client {
         self.call(Method::POST, &of_disk(name, "/load")?, body, self.patience + length_of(load))
     }
 
+    /// The identities of the cluster.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn cluster(&self) -> Result<ClusterView, ApiError> {
+        self.get("/v1/cluster")
+    }
+
+    /// Makes a join token.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn invite(&self, invite: &Invite) -> Result<Invited, ApiError> {
+        self.post("/v1/cluster/invite", invite)
+    }
+
+    /// Revokes a node or a client.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn revoke(&self, revoke: &Revoke) -> Result<Revoked, ApiError> {
+        self.post("/v1/cluster/revoke", revoke)
+    }
+
+    /// Issues the certificate of a client.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn new_client(&self, client: &NewClient) -> Result<JoinAnswer, ApiError> {
+        self.post("/v1/cluster/clients", client)
+    }
+
     /// Recent events, oldest first.
     ///
     /// # Errors
@@ -236,8 +319,8 @@ impl Client {
                 ApiError::new(ApiErrorKind::Failed, format!("cannot start a runtime: {error}"))
             })?;
         let asked = Asked { method, path, body, to: None };
-        let (status, answer) = runtime.block_on(patiently(&self.socket, asked, patience))?;
-        decode(&self.socket, status, &answer)
+        let (status, answer) = runtime.block_on(patiently(&self.at, asked, patience))?;
+        decode(&self.at, status, &answer)
     }
 }
 
@@ -273,15 +356,17 @@ impl Other<'_> {
             None => (Method::GET, Vec::new()),
         };
         let asked = Asked { method, path: &path, body, to: Some(self) };
-        let (status, answer) = patiently(self.socket, asked, patience).await?;
-        decode(self.socket, status, &answer)
+        let at = At::unix(self.socket);
+        let (status, answer) = patiently(&at, asked, patience).await?;
+        decode(&at, status, &answer)
     }
 
     /// Requests the state that only this node knows, of the disks that it owns; for use inside an async runtime.
     pub(crate) async fn owned(&self, patience: Duration) -> Result<Owned, ApiError> {
         let asked = Asked { method: Method::GET, path: "/v1/owned", body: Vec::new(), to: Some(self) };
-        let (status, answer) = patiently(self.socket, asked, patience).await?;
-        decode(self.socket, status, &answer)
+        let at = At::unix(self.socket);
+        let (status, answer) = patiently(&at, asked, patience).await?;
+        decode(&at, status, &answer)
     }
 }
 
@@ -313,9 +398,9 @@ fn encode(body: &impl Serialize) -> Result<Vec<u8>, ApiError> {
     serde_json::to_vec(body).map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))
 }
 
-fn decode<T: DeserializeOwned>(socket: &Path, status: StatusCode, answer: &[u8]) -> Result<T, ApiError> {
+fn decode<T: DeserializeOwned>(at: &At, status: StatusCode, answer: &[u8]) -> Result<T, ApiError> {
     let not_understood = |error: serde_json::Error| {
-        let message = format!("the answer of {} is not understood: {error}", socket.display());
+        let message = format!("the answer of {} is not understood: {error}", at.place.display());
         ApiError::new(ApiErrorKind::Failed, message).hint("node and command must be of the same version")
     };
     if status.is_success() {
@@ -325,43 +410,42 @@ fn decode<T: DeserializeOwned>(socket: &Path, status: StatusCode, answer: &[u8])
 }
 
 /// Waits for the answer for as long as the node gives signs of life. One that is paused accepts connections and answers none.
-async fn patiently(
-    socket: &Path,
-    asked: Asked<'_>,
-    patience: Duration,
-) -> Result<(StatusCode, Bytes), ApiError> {
+async fn patiently(at: &At, asked: Asked<'_>, patience: Duration) -> Result<(StatusCode, Bytes), ApiError> {
     if patience > SIGN_OF_LIFE {
         let ping = Asked { method: Method::GET, path: "/v1/ping", body: Vec::new(), to: None };
-        within(socket, SIGN_OF_LIFE, exchange(socket, ping)).await?;
+        within(at, SIGN_OF_LIFE, exchange(at, ping)).await?;
     }
-    within(socket, patience, exchange(socket, asked)).await
+    within(at, patience, exchange(at, asked)).await
 }
 
 async fn within<T>(
-    socket: &Path,
+    at: &At,
     patience: Duration,
     answer: impl Future<Output = Result<T, ApiError>>,
 ) -> Result<T, ApiError> {
     tokio::time::timeout(patience, answer).await.unwrap_or_else(|_| {
         let seconds = patience.as_secs_f64();
-        let message = format!("the node at {} has not answered for {seconds} s", socket.display());
+        let message = format!("the node at {} has not answered for {seconds} s", at.place.display());
         Err(ApiError::new(ApiErrorKind::Unavailable, message)
             .hint("is its process paused or overloaded? Its log says what it is waiting for; ask another node meanwhile"))
     })
 }
 
-async fn exchange(socket: &Path, asked: Asked<'_>) -> Result<(StatusCode, Bytes), ApiError> {
+async fn exchange(at: &At, asked: Asked<'_>) -> Result<(StatusCode, Bytes), ApiError> {
     let lost = |error: &dyn std::fmt::Display| {
         ApiError::new(
             ApiErrorKind::Unavailable,
-            format!("no answer from the node at {}: {error}", socket.display()),
+            format!("no answer from the node at {}: {error}", at.place.display()),
         )
         .hint("is it running? See `weir lab status` or `systemctl status weir`, and its log")
     };
-    let stream = UnixStream::connect(socket).await.map_err(|error| lost(&error))?;
-    let (mut sender, connection) =
-        hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| lost(&error))?;
-    let connection = tokio::spawn(connection);
+    let (mut sender, _connection) = match &at.tls {
+        None => connect(UnixStream::connect(&at.place).await.map_err(|error| lost(&error))?).await,
+        Some((endpoint, tls)) => {
+            connect(https::connect(endpoint, tls).await.map_err(|reason| lost(&reason))?).await
+        }
+    }
+    .map_err(|error| lost(&error))?;
     let mut request = Request::builder()
         .method(asked.method)
         .uri(asked.path)
@@ -373,10 +457,21 @@ async fn exchange(socket: &Path, asked: Asked<'_>) -> Result<(StatusCode, Bytes)
     let request = request
         .body(Full::new(Bytes::from(asked.body)))
         .map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
-    let response = sender.send_request(request).await.map_err(|error| lost(&error))?;
+    let response = sender.send_request(request).await.map_err(|error| lost(&https::reason(&error)))?;
     let status = response.status();
     let answer =
         Limited::new(response.into_body(), LONGEST_ANSWER).collect().await.map_err(|error| lost(&error))?;
-    connection.abort();
     Ok((status, answer.to_bytes()))
+}
+
+type Sender = hyper::client::conn::http1::SendRequest<Full<Bytes>>;
+
+/// A connection for one request; it ends with the result.
+async fn connect(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+) -> Result<(Sender, JoinSet<hyper::Result<()>>), hyper::Error> {
+    let (sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let mut connections = JoinSet::new();
+    connections.spawn(connection);
+    Ok((sender, connections))
 }

@@ -250,6 +250,9 @@ pub struct ApiConfig {
     /// Unix socket; absent: [`DEFAULT_API`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
+    /// TCP address for other hosts, over TLS; absent: none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
 }
 
 /// `[resources]`
@@ -473,6 +476,16 @@ impl Config {
                 return bad(key, &path.display(), "it must be an absolute path".to_owned());
             }
         }
+        if let Some(listen) = &self.api.listen {
+            if self.identity.directory.is_none() {
+                let reason = "it speaks TLS and needs this node's key: set identity.directory";
+                return bad("api.listen", listen, reason.to_owned());
+            }
+            if listen.ip().is_unspecified() {
+                let reason = "hosts that join are sent to this address: write the one that they reach";
+                return bad("api.listen", listen, reason.to_owned());
+            }
+        }
         match (&self.identity.directory, self.peers.plaintext) {
             (Some(directory), true) => {
                 let reason = format!(
@@ -538,7 +551,7 @@ mod tests {
         assert_eq!(full.nbd_socket(), minimal.nbd_socket());
         assert_eq!(full.api_socket(), minimal.api_socket());
         (full.nbd.unix, full.api.socket, full.flash.path) = (None, None, None);
-        full.identity.directory = None;
+        (full.identity.directory, full.api.listen) = (None, None);
         assert!(
             full.registry
                 .etcd(&full.lease)
@@ -562,6 +575,7 @@ mod tests {
         let mut config = parse("name = \"n1\"").unwrap();
         (config.nbd.unix, config.api.socket) = (Some("/a".into()), Some("/b".into()));
         (config.flash.path, config.identity.directory) = (Some("/c".into()), Some("/i".into()));
+        config.api.listen = Some(([127, 0, 0, 1], 7443).into());
         let registry = &mut config.registry;
         (registry.ca, registry.certificate) = (Some("/d".into()), Some("/e".into()));
         (registry.key, registry.user) = (Some("/f".into()), Some("g".into()));
@@ -572,7 +586,7 @@ mod tests {
             .lines()
             .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
             .collect();
-        assert_eq!(keys.len(), 32, "a new key: extend this test's count and the example");
+        assert_eq!(keys.len(), 33, "a new key: extend this test's count and the example");
         for key in keys {
             assert!(
                 all.lines().any(|line| line.starts_with(&format!("{key} = "))),

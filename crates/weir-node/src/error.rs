@@ -14,6 +14,8 @@ pub enum ApiErrorKind {
     Invalid,
     /// Not in the present state, or not without an explicit option.
     Refused,
+    /// Not by this caller.
+    Forbidden,
     /// Not now: the registry or a node cannot be reached. Try again.
     Unavailable,
     /// The storage or the system failed.

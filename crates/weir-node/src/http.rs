@@ -2,33 +2,33 @@
 //!
 //! The node waits for no client: connections are bounded, and the server drops a request that does not complete in time.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
 use axum::Router;
+use axum::body::Bytes;
 use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Path, Request};
 use axum::http::header::CONTENT_TYPE;
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinSet;
-use tower_service::Service;
+use weir_identity::{LARGEST_MESSAGE, OtherEnd};
 
+use crate::access::Caller;
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Disks, EventList, Export, Follow,
     Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetPolicy, Volumes,
 };
 use crate::client::{FORWARDED, INTENDED_FOR};
+use crate::cluster::views::{Invite, NewClient, Revoke};
+use crate::gate::Gate;
 use crate::metrics;
 use crate::operations::Operations;
 
@@ -50,6 +50,7 @@ impl IntoResponse for ApiError {
             ApiErrorKind::NotFound => StatusCode::NOT_FOUND,
             ApiErrorKind::Exists | ApiErrorKind::Refused => StatusCode::CONFLICT,
             ApiErrorKind::Invalid => StatusCode::BAD_REQUEST,
+            ApiErrorKind::Forbidden => StatusCode::FORBIDDEN,
             ApiErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
             ApiErrorKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
         };
@@ -132,6 +133,7 @@ pub fn router(operations: Operations) -> Router {
         .route("/metrics", get(metrics))
         .merge(of_volume())
         .merge(of_disk())
+        .merge(of_cluster())
         .fallback(nothing)
         .method_not_allowed_fallback(another_method)
         .layer(DefaultBodyLimit::max(LONGEST_REQUEST))
@@ -187,6 +189,58 @@ fn of_disk() -> Router<Operations> {
         .route("/v1/disks/{name}/load", post(load))
 }
 
+/// A small body as it is; an error in it is an [`ApiError`] too.
+struct Message(Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Message {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Message, ApiError> {
+        let invalid = |message: String| ApiError::new(ApiErrorKind::Invalid, message);
+        let body = tokio::time::timeout(BODY, Bytes::from_request(request, state)).await;
+        let body = body.map_err(|_| {
+            invalid(format!("the body of the request did not come within {} s", BODY.as_secs()))
+        })?;
+        body.map(Message).map_err(|rejection| invalid(rejection.body_text()))
+    }
+}
+
+/// The node that has proven itself on the connection.
+struct Proven(OtherEnd);
+
+impl<S: Send + Sync> FromRequestParts<S> for Proven {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Proven, ApiError> {
+        let node = parts.extensions.get::<Caller>().and_then(Caller::node).cloned();
+        node.map(Proven).ok_or_else(|| {
+            ApiError::new(
+                ApiErrorKind::Forbidden,
+                "only a node renews its certificate, over its own connection",
+            )
+        })
+    }
+}
+
+/// The routes of the cluster's identities. The messages of hosts that join come from strangers.
+fn of_cluster() -> Router<Operations> {
+    let list = async |Ops(ops): Ops| json(ops.cluster().await);
+    let invite = async |Ops(ops): Ops, Body(it): Body<Invite>| json(ops.invite(it).await);
+    let revoke = async |Ops(ops): Ops, Body(it): Body<Revoke>| json(ops.revoke(it).await);
+    let client = async |Ops(ops): Ops, Body(it): Body<NewClient>| json(ops.new_client(it).await);
+    let join = async |Ops(ops): Ops, Message(it): Message| json(ops.join(&it).await);
+    let renew =
+        async |Ops(ops): Ops, Proven(node): Proven, Message(it): Message| json(ops.renew(&node, &it).await);
+    Router::new()
+        .route("/v1/cluster", get(list))
+        .route("/v1/cluster/invite", post(invite))
+        .route("/v1/cluster/revoke", post(revoke))
+        .route("/v1/cluster/clients", post(client))
+        .route("/v1/cluster/join", post(join))
+        .route("/v1/cluster/renew", post(renew))
+        .layer(DefaultBodyLimit::max(LARGEST_MESSAGE))
+}
+
 /// The router of present requests.
 pub type Stage = watch::Sender<Router>;
 
@@ -202,11 +256,11 @@ pub fn not_joined(reason: &str) -> Router {
 }
 
 /// Serves until dropped, by whichever router is there when a request comes.
-pub async fn serve(listener: UnixListener, stage: watch::Receiver<Router>) {
-    serve_with(listener, stage, HEADER).await;
+pub async fn serve(listener: UnixListener, gate: Gate) {
+    serve_with(listener, gate, HEADER).await;
 }
 
-async fn serve_with(listener: UnixListener, stage: watch::Receiver<Router>, header: Duration) {
+async fn serve_with(listener: UnixListener, gate: Gate, header: Duration) {
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
@@ -214,10 +268,12 @@ async fn serve_with(listener: UnixListener, stage: watch::Receiver<Router>, head
         while connections.try_join_next().is_some() {}
         match listener.accept().await {
             Ok((stream, _)) => {
-                let stage = stage.clone();
+                let gate = gate.clone();
+                let peer = stream.peer_cred().ok();
+                let (user, process) = (peer.map(|peer| peer.uid()), peer.and_then(|peer| peer.pid()));
                 connections.spawn(async move {
                     let _place = place;
-                    connection(stream, stage, header).await;
+                    gate.serve(stream, Caller::Local { user, process }, header).await;
                 });
             }
             Err(error) => {
@@ -228,23 +284,12 @@ async fn serve_with(listener: UnixListener, stage: watch::Receiver<Router>, head
     }
 }
 
-async fn connection(stream: UnixStream, stage: watch::Receiver<Router>, header: Duration) {
-    let answer = service_fn(move |request| {
-        let mut router = stage.borrow().clone();
-        async move { Ok::<_, Infallible>(router.call(request).await.unwrap_or_else(|never| match never {})) }
-    });
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(header);
-    if let Err(error) = http.serve_connection(TokioIo::new(stream), answer).await {
-        tracing::debug!(%error, "a connection to the API ended");
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path as FilePath;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::UnixStream;
     use weir_cluster::membership::{NodeSession, SessionConfig};
     use weir_cluster::records::NodeRecord;
 
@@ -267,7 +312,7 @@ mod tests {
         let path = directory.path().join("api");
         let listener = UnixListener::bind(&path).unwrap();
         let stage = Stage::new(not_joined("the registry does not answer at /run/r"));
-        tokio::spawn(serve_with(listener, stage.subscribe(), Duration::from_millis(300)));
+        tokio::spawn(serve_with(listener, Gate::new(stage.subscribe(), None), Duration::from_millis(300)));
         let connect = || UnixStream::connect(&path);
         let half = tokio::spawn(said(connect().await.unwrap(), "GET /v1/status HTTP/1.1\r\nHost"));
         let whole = "GET /v1/disks HTTP/1.1\r\nHost: w\r\nConnection: close\r\n\r\n";
@@ -300,7 +345,7 @@ mod tests {
     /// Serves until the stage is dropped.
     fn serve_at(socket: &FilePath, router: Router) -> Stage {
         let stage = Stage::new(router);
-        tokio::spawn(serve(UnixListener::bind(socket).unwrap(), stage.subscribe()));
+        tokio::spawn(serve(UnixListener::bind(socket).unwrap(), Gate::new(stage.subscribe(), None)));
         stage
     }
 

@@ -66,7 +66,7 @@ pub enum IdentityError {
 
 /// The wall clock: certificates are valid by it.
 #[derive(Debug)]
-struct WallClock;
+pub struct WallClock;
 
 impl TimeProvider for WallClock {
     fn current_time(&self) -> Option<UnixTime> {
@@ -245,10 +245,13 @@ impl NodeIdentity {
         // A directory that cannot be written must not delay a revocation.
         self.tls.trust.set(trust);
         self.recheck().into_iter().for_each(&mut ended);
-        if authorities != former.authorities() {
+        // Compared with what is stored: an earlier attempt may have failed.
+        if !self.store.trust().is_ok_and(|stored| stored == authorities) {
             self.store.replace_trust(&authorities)?;
         }
-        self.store.replace_revocations(&revoked)?;
+        if !self.store.revocations().is_ok_and(|stored| stored == revoked) {
+            self.store.replace_revocations(&revoked)?;
+        }
         Ok(())
     }
 

@@ -7,18 +7,24 @@
 //! - [`stack`]: the layers around a disk's, chosen by the program that starts the node;
 //! - [`peer`], [`network`], [`exports`]: connections from other nodes and clients; [`identity`]: proofs of who speaks;
 //! - [`api`], [`operations`], [`http`], [`client`]: operators' requests; [`metrics`]: for Prometheus;
+//! - [`access`]: who may ask for what at the API; [`cluster`]: who belongs to the cluster;
 //! - [`backings`]: whether the disks' files are still where they belong;
 //! - [`members`]: the nodes of the cluster, those that are down among them.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod access;
 pub mod api;
+mod audit;
 pub mod backings;
 pub mod client;
+pub mod cluster;
 pub mod config;
 pub mod control;
 mod error;
 pub mod exports;
+mod gate;
 pub mod http;
+mod https;
 pub mod identity;
 pub mod members;
 pub mod metrics;
@@ -33,7 +39,8 @@ mod throttles;
 pub mod timestamps;
 pub mod units;
 
+pub use cluster::unix_seconds;
 pub use error::{ApiError, ApiErrorKind};
-pub use run::{NodeError, Setup, run, run_with};
+pub use run::{NodeError, Setup, registry, run, run_with};
 pub use shard::stack;
 pub use stop::{Left, What, left_behind};

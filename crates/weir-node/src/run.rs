@@ -23,12 +23,16 @@ use weir_cluster::{Client, ClientConfig};
 use weir_etcd::Etcd;
 use weir_export::nbd::{ListenAddress, ListenError, Listener, ListenerConfig};
 
+use crate::audit::Audit;
 use crate::backings::Backings;
+use crate::cluster::follow;
 use crate::config::Config;
 use crate::control::node::{Node, random};
 use crate::control::{Shards, capacity, flash};
 use crate::exports::Exports;
+use crate::gate::Gate;
 use crate::http;
+use crate::https;
 use crate::identity::{IdentityError, NodeIdentity};
 use crate::members;
 use crate::network::{Encrypted, Tcp, keep_checking};
@@ -159,7 +163,19 @@ pub async fn run_with(
     let api = patiently(async || bind_api(&config.api_socket()).await, taken).await?;
     let mut services = JoinSet::new();
     let stage = http::Stage::new(http::not_joined("it is starting"));
-    services.spawn(http::serve(api, stage.subscribe()));
+    let audit = Audit::open(&config.state_dir, &config.name)
+        .map_err(system(format!("opening the audit log in {}", config.state_dir.display())))?;
+    let gate = Gate::new(stage.subscribe(), Some(audit));
+    services.spawn(http::serve(api, gate.clone()));
+    let tls_address = match (&identity, config.api.listen) {
+        (Some(identity), Some(address)) => {
+            let (address, listener) = bind_tls(address).await?;
+            let tls = identity.tls().api_server(identity.credentials()).map_err(IdentityError::from)?;
+            services.spawn(https::serve(listener, Arc::clone(identity), Arc::new(tls), gate));
+            Some(address)
+        }
+        _ => None,
+    };
 
     let in_use = |error: &NodeError| matches!(error, NodeError::Flash(FlashError::InUse(_)));
     let flash = patiently(async || open_flash(&config).await, in_use).await?;
@@ -205,6 +221,7 @@ pub async fn run_with(
     services.spawn(accept_peers(peers, Arc::clone(&node)));
     services.spawn(members::keep(Arc::clone(&node)));
     services.spawn(keep_checking(Arc::clone(&node)));
+    services.spawn(follow::keep(Arc::clone(&node), tls_address));
     let backings = Arc::new(Backings::default());
     services.spawn(Arc::clone(&backings).watch(Arc::clone(&node)));
     let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks), backings);
@@ -242,7 +259,10 @@ pub async fn run_with(
 }
 
 /// The client of the configured registry, which need not answer yet.
-fn registry(config: &Config) -> Result<Arc<dyn Registry>, RegistryError> {
+///
+/// # Errors
+/// The configuration of the registry cannot work.
+pub fn registry(config: &Config) -> Result<Arc<dyn Registry>, RegistryError> {
     match config.registry.etcd(&config.lease) {
         Ok(Some(etcd)) => Ok(Arc::new(Etcd::new(etcd)?)),
         Ok(None) => Ok(Arc::new(Client::new(&config.registry.socket, ClientConfig::default())?)),
@@ -250,6 +270,13 @@ fn registry(config: &Config) -> Result<Arc<dyn Registry>, RegistryError> {
             Err(RegistryError::Setup { reason: format!("{key} = {value}: {reason}") })
         }
     }
+}
+
+/// The listener of the API over TLS, and its address.
+async fn bind_tls(address: SocketAddr) -> Result<(SocketAddr, TcpListener), NodeError> {
+    let what = || system(format!("listening for the API at {address}"));
+    let listener = patiently(async || TcpListener::bind(address).await, is_taken).await.map_err(what())?;
+    Ok((listener.local_addr().map_err(what())?, listener))
 }
 
 /// The identity of the node, if it is to have one.

@@ -14,6 +14,9 @@ pub(crate) static PEER_REFUSED_EVENT: Throttle =
 /// A client of a disk that follows its guest is turned away.
 pub(crate) static FOLLOWER_REFUSED: Throttle = Throttle::new("follower-turned-away", Duration::from_secs(1));
 
+/// A connection to the API over TLS is refused.
+pub(crate) static API_REFUSED: Throttle = Throttle::new("api-connection-refused", Duration::from_secs(1));
+
 /// An attempt to join the cluster again fails.
 pub(crate) static JOIN_FAILED: Throttle = Throttle::new("not-joined-again", Duration::from_secs(10));
 
@@ -21,8 +24,9 @@ pub(crate) static JOIN_FAILED: Throttle = Throttle::new("not-joined-again", Dura
 pub(crate) static LOOK_FAILED: Throttle = Throttle::new("look-failed", Duration::from_secs(10));
 
 /// All limits of this process.
-pub(crate) fn all() -> [&'static Throttle; 6] {
+pub(crate) fn all() -> [&'static Throttle; 7] {
     [
+        &API_REFUSED,
         &PEER_REFUSED,
         &PEER_REFUSED_EVENT,
         &LOOK_FAILED,

@@ -1,6 +1,7 @@
 //! The command line: what there is, and what `--help` says about it.
 
 mod bench;
+mod cluster;
 mod diagnose;
 mod disk;
 mod engine;
@@ -21,6 +22,7 @@ use crate::completion;
 use crate::options::Global;
 
 pub use bench::{BenchArgs, BenchCommand, BenchFormat, CompareArgs};
+pub use cluster::{ClusterCommand, OwnArgs};
 pub use diagnose::DiagnoseArgs;
 pub use disk::DiskCommand;
 pub use engine::BenchEngine;
@@ -140,6 +142,9 @@ pub enum Command {
     /// Virtual disks.
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Who belongs to the cluster: its certificate authority, nodes, clients, join tokens.
+    #[command(subcommand, after_long_help = cluster::EXAMPLES)]
+    Cluster(ClusterCommand),
     /// Health, nodes and disks of the cluster.
     Status,
     /// Take a node that is down, and will not come back, off the list of nodes.

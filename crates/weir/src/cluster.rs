@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use weir_lab::Lab;
-use weir_node::client::Client;
+use weir_node::client::{Client, HTTPS};
 use weir_node::config::DEFAULT_API;
 
 use crate::failure::Failure;
@@ -30,7 +30,13 @@ pub fn any_node(global: &Global) -> Result<Client, Failure> {
         if global.node.is_some() {
             return Err(Failure::usage(ONE_SOCKET));
         }
-        return Ok(Client::new(socket));
+        let url = socket.to_str().filter(|text| text.starts_with(HTTPS));
+        let Some(url) = url else { return Ok(Client::new(socket)) };
+        let directory = global.credentials.as_deref().ok_or_else(|| {
+            Failure::usage("an API at https:// needs a certificate: --credentials DIR")
+                .hint("`weir cluster client NAME --role ROLE --directory DIR` on a node makes one")
+        })?;
+        return Ok(Client::remote(url, directory)?);
     }
     if global.lab.is_some() || Path::new(DEFAULT_LAB).join("lab.json").exists() {
         let lab = lab(global)?;

@@ -67,5 +67,6 @@ fn global() -> Global {
         given.or(joined).or_else(|| std::env::var_os(variable)).map(PathBuf::from)
     };
     let (lab, api) = (option("--lab", "WEIR_LAB"), option("--api", "WEIR_API"));
-    Global { output: Output::Text, lab, api, node: None }
+    let credentials = option("--credentials", "WEIR_CREDENTIALS");
+    Global { output: Output::Text, lab, api, credentials, node: None }
 }

@@ -155,7 +155,7 @@ impl From<ApiError> for Failure {
             ApiErrorKind::Failed => FailureKind::Failed,
             ApiErrorKind::Invalid => FailureKind::Usage,
             ApiErrorKind::NotFound => FailureKind::NotFound,
-            ApiErrorKind::Exists | ApiErrorKind::Refused => FailureKind::Refused,
+            ApiErrorKind::Exists | ApiErrorKind::Refused | ApiErrorKind::Forbidden => FailureKind::Refused,
             ApiErrorKind::Unavailable => FailureKind::Unavailable,
         };
         Failure::new(kind, error.message).hint(error.hint)

@@ -32,6 +32,20 @@ pub const NODE_STATES: &str = "node-states/all";
 pub const MIGRATION: &str = "migration";
 /// The [`super::EpochBaseRecord`].
 pub const EPOCH_BASE: &str = "epoch-base";
+/// All records of identities: authorities, certificates, tokens, revocations.
+pub const IDENTITY: &str = "identity/";
+/// The cluster's certificate authorities.
+pub const AUTHORITIES: &str = "identity/authorities";
+/// Revoked certificates and names.
+pub const REVOCATIONS: &str = "identity/revocations";
+/// The names that nodes have, and the key of each.
+pub const NAMES: &str = "identity/names";
+/// One record for each join token, by its id.
+pub const TOKENS: &str = "identity/tokens/";
+/// One record for each certificate, by its serial number.
+pub const ISSUED: &str = "identity/issued/";
+/// One record for each node with an identity, by its name: the authorities that it trusts, the address of its API.
+pub const ANNOUNCED: &str = "identity/nodes/";
 /// The processes that the registry's server watches; private to it.
 pub const PROCESSES: &str = "processes/";
 

@@ -171,7 +171,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         },
         identity,
         nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![nbd_tcp] },
-        api: ApiConfig { socket: Some(node.api.clone()) },
+        api: ApiConfig { socket: Some(node.api.clone()), listen: None },
         limits: LimitsConfig {
             full_log_wait: Period(config.full_log_wait),
             stop_wait: Period(config.stop_wait),

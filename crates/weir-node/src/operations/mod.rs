@@ -1,5 +1,6 @@
 //! The operations of the API: all that an operator can request of a node.
 
+mod cluster;
 mod delete;
 pub mod health;
 mod measured;

@@ -1,6 +1,7 @@
 //! The implementation of each command.
 
 mod bench;
+mod cluster;
 mod confirm;
 mod daemon;
 mod demo;
@@ -30,6 +31,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Lab(command) => lab::run(global, command),
         Command::Volume(command) => volume::run(global, command),
         Command::Disk(command) => disk::run(global, command),
+        Command::Cluster(command) => cluster::run(global, command),
         Command::Status => status::status(global),
         Command::Forget { node } => status::forget(global, &node),
         Command::Events { follow } => events::run(global, follow),

@@ -1,0 +1,92 @@
+//! Certificates for hosts that join and nodes that renew, by a node that has the authority's key.
+
+use weir_cluster::registry::{Registry, RegistryError};
+use weir_identity::{
+    Admission, Authority, Facts, JoinAnswer, JoinRefused, JoinRequest, NODE_LIFETIME, RenewRequest, Store,
+    StoreError, admit, renew,
+};
+
+use super::records::{Snapshot, Unusable, transaction};
+use crate::error::{ApiError, ApiErrorKind};
+
+/// Decisions on one request, while other changes come first.
+const ATTEMPTS: usize = 10;
+
+/// The authority that signs, if this node has its key.
+///
+/// # Errors
+/// The key cannot be read; or the registry says that another authority signs.
+pub fn authority(store: &Store, snapshot: &Snapshot) -> Result<Option<Authority>, ApiError> {
+    let authority = match store.authority() {
+        Ok(authority) => authority,
+        Err(StoreError::Missing { .. }) => return Ok(None),
+        Err(error) => return Err(ApiError::new(ApiErrorKind::Failed, error.to_string())),
+    };
+    let (own, signs) = (authority.certificate().fingerprint(), snapshot.signer()?.fingerprint());
+    if own == signs {
+        return Ok(Some(authority));
+    }
+    let message =
+        format!("this node has the key of authority {own}, and the registry says that {signs} signs");
+    Err(ApiError::new(ApiErrorKind::Failed, message))
+}
+
+/// Decides on a host that joins, and writes the decision.
+///
+/// # Errors
+/// The decision is no; `None`: this node does not have the authority's key.
+pub async fn join(
+    registry: &dyn Registry,
+    store: &Store,
+    request: &JoinRequest,
+    now: u64,
+) -> Result<Option<JoinAnswer>, ApiError> {
+    decide(registry, store, |authority, snapshot| {
+        admit(authority, snapshot.records(Some(request.token)), request, now, NODE_LIFETIME)
+    })
+    .await
+}
+
+/// Decides on the renewal of a node that has `presented` its certificate, and writes the decision.
+///
+/// # Errors
+/// As [`join`].
+pub async fn renewal(
+    registry: &dyn Registry,
+    store: &Store,
+    presented: &Facts,
+    request: &RenewRequest,
+    now: u64,
+) -> Result<Option<JoinAnswer>, ApiError> {
+    decide(registry, store, |authority, snapshot| {
+        // Those that its invitation allowed.
+        let own = snapshot.issued.iter().find(|one| one.facts.serial == presented.serial);
+        let hosts = own.map(|one| &one.hosts[..]).unwrap_or_default();
+        renew(authority, snapshot.records(None), presented, hosts, request, (now, NODE_LIFETIME))
+    })
+    .await
+}
+
+async fn decide(
+    registry: &dyn Registry,
+    store: &Store,
+    decision: impl Fn(&Authority, &Snapshot) -> Result<Admission, JoinRefused>,
+) -> Result<Option<JoinAnswer>, ApiError> {
+    for _ in 0..ATTEMPTS {
+        let snapshot = Snapshot::read(registry).await?;
+        let Some(authority) = authority(store, &snapshot)? else { return Ok(None) };
+        let admission = decision(&authority, &snapshot)
+            .map_err(|refused| ApiError::new(ApiErrorKind::Refused, refused.to_string()))?;
+        match registry.transact(transaction(&admission)).await {
+            Ok(_) => return Ok(Some(admission.answer)),
+            Err(RegistryError::Conflict { .. }) => {}
+            Err(error) => return Err(Unusable::from(error).into()),
+        }
+    }
+    Err(busy())
+}
+
+/// The records change faster than they can be decided on.
+pub(super) fn busy() -> ApiError {
+    ApiError::new(ApiErrorKind::Unavailable, "the cluster's identities keep changing; try again")
+}

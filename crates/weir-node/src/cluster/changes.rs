@@ -1,0 +1,276 @@
+//! Operators' requests: invitations, certificates of clients, revocations, the list.
+
+use std::net::SocketAddr;
+
+use weir_cluster::registry::{Registry, RegistryError, Transaction};
+use weir_identity::{
+    CaCertificate, Condition, Endpoint, Grant, Holder, Host, Identity, Invitation, IssuedRecord, JoinAnswer,
+    MOST_ENDPOINTS, RecordId, Revocations, Store, TokenRecord, admit_client, invite as make_token, lasts,
+};
+
+use super::admission::{self, busy};
+use super::records::{Snapshot, Unusable, put, unchanged};
+use super::views::{
+    CertificateView, ClusterView, Invite, Invited, NewClient, Revoke, Revoked, RevokedView, TokenView,
+};
+use crate::error::{ApiError, ApiErrorKind};
+use crate::timestamps::rfc3339;
+
+/// Decisions on one request, while other changes come first.
+const ATTEMPTS: usize = 10;
+
+fn time(seconds: u64) -> String {
+    rfc3339(seconds.saturating_mul(1000))
+}
+
+fn refused(message: impl std::fmt::Display) -> ApiError {
+    ApiError::new(ApiErrorKind::Refused, message.to_string())
+}
+
+/// Decides on the present records until the decision is written: false of `write` is another change that came first.
+async fn write(registry: &dyn Registry, transaction: Transaction) -> Result<bool, ApiError> {
+    match registry.transact(transaction).await {
+        Ok(_) => Ok(true),
+        Err(RegistryError::Conflict { .. }) => Ok(false),
+        Err(error) => Err(Unusable::from(error).into()),
+    }
+}
+
+/// Makes a token. Its record is written before the token is returned.
+///
+/// # Errors
+/// No node has an API over TLS, so nobody could answer a host that joins; the request is wrong.
+pub async fn invite(registry: &dyn Registry, wanted: &Invite, now: u64) -> Result<Invited, ApiError> {
+    for _ in 0..ATTEMPTS {
+        let snapshot = Snapshot::read(registry).await?;
+        snapshot.signer()?;
+        let revoked = readmitted(&snapshot, wanted)?;
+        let invitation = Invitation {
+            only_for: wanted.only_for.clone(),
+            hosts: wanted.hosts.clone(),
+            pins: snapshot.trusted().iter().map(CaCertificate::fingerprint).collect(),
+            endpoints: endpoints(&snapshot)?,
+            ttl: wanted.ttl_seconds,
+        };
+        let (token, record) = make_token(invitation, now)
+            .map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
+        let authorities = snapshot.authorities.as_ref().map(|(_, revision)| *revision);
+        // A rotation that goes on meanwhile must find the token, or the token must name its authority.
+        let mut conditions = vec![
+            Condition { record: RecordId::Authorities, revision: authorities },
+            Condition { record: RecordId::Token(record.id), revision: None },
+        ];
+        let mut ops = vec![put(RecordId::Token(record.id), record)];
+        if let Some(revoked) = revoked {
+            conditions.push(Condition { record: RecordId::Revocations, revision: snapshot.revoked.1 });
+            ops.push(put(RecordId::Revocations, revoked));
+        }
+        let compares = conditions.into_iter().map(unchanged).collect();
+        if write(registry, Transaction { compares, ops }).await? {
+            let expires = time(now.saturating_add(wanted.ttl_seconds));
+            return Ok(Invited { token: token.text().to_string(), id: token.id, expires });
+        }
+    }
+    Err(busy())
+}
+
+/// The revocations without the name of the invited node, if that is to come back.
+fn readmitted(snapshot: &Snapshot, wanted: &Invite) -> Result<Option<Revocations>, ApiError> {
+    let revoked = &snapshot.revoked.0;
+    let is_revoked = wanted.only_for.as_ref().filter(|name| revoked.names_node(name));
+    match (is_revoked, wanted.readmit, &wanted.only_for) {
+        (Some(name), true, _) => Ok(Some(revoked.readmitting(Holder::Node, name))),
+        (Some(name), false, _) => Err(refused(format!("node {name} is revoked"))
+            .hint("--readmit lets a host with a new key join under that name")),
+        (None, true, None) => {
+            Err(ApiError::new(ApiErrorKind::Invalid, "--readmit needs the name: --for NAME"))
+        }
+        (None, true, Some(name)) => Err(refused(format!("node {name} is not revoked"))),
+        (None, false, _) => Ok(None),
+    }
+}
+
+/// Where nodes answer; those with the authority's key first.
+fn endpoints(snapshot: &Snapshot) -> Result<Vec<Endpoint>, ApiError> {
+    let mut nodes: Vec<_> = snapshot.nodes.iter().filter_map(|one| Some((one, one.api?))).collect();
+    nodes.retain(|(node, _)| !snapshot.revoked.0.names_node(&node.node));
+    nodes.sort_by_key(|(node, _)| !node.signs);
+    let endpoint = |(_, api): (_, SocketAddr)| Endpoint { host: Host::Ip(api.ip()), port: api.port() };
+    let found: Vec<_> = nodes.into_iter().map(endpoint).take(MOST_ENDPOINTS).collect();
+    if found.is_empty() {
+        return Err(refused("no node has an API over TLS, where a host could join")
+            .hint("set api.listen in a node's configuration, and restart that node"));
+    }
+    Ok(found)
+}
+
+/// Issues the certificate of a client. `None`: this node does not have the authority's key.
+///
+/// # Errors
+/// The request is not allowed.
+pub async fn client(
+    registry: &dyn Registry,
+    store: &Store,
+    wanted: &NewClient,
+    now: u64,
+) -> Result<Option<JoinAnswer>, ApiError> {
+    let NewClient { name, role, csr, ttl_seconds } = wanted;
+    for _ in 0..ATTEMPTS {
+        let snapshot = Snapshot::read(registry).await?;
+        let Some(authority) = admission::authority(store, &snapshot)? else { return Ok(None) };
+        let who = (name, &Grant::Role(*role));
+        let admission = admit_client(&authority, snapshot.records(None), who, csr, (now, *ttl_seconds));
+        let admission = admission.map_err(refused)?;
+        let compares = admission.conditions.iter().map(|one| unchanged(*one)).collect();
+        let issued = admission.issued;
+        let ops = vec![put(RecordId::Issued(issued.facts.serial), issued)];
+        if write(registry, Transaction { compares, ops }).await? {
+            return Ok(Some(admission.answer));
+        }
+    }
+    Err(busy())
+}
+
+/// Revokes a node or a client.
+///
+/// # Errors
+/// There is none of that name.
+pub async fn revoke(registry: &dyn Registry, wanted: &Revoke, now: u64) -> Result<Revoked, ApiError> {
+    let Revoke { name, client, reason, dry_run } = wanted;
+    let (holder, kind) = if *client { (Holder::Client, "client") } else { (Holder::Node, "node") };
+    for _ in 0..ATTEMPTS {
+        let snapshot = Snapshot::read(registry).await?;
+        snapshot.signer()?;
+        let of_name = |one: &&IssuedRecord| match &one.facts.identity {
+            Identity::Node(node) => !client && node.name == *name,
+            Identity::Client(other) => *client && other.name == *name,
+            Identity::Authority(_) => false,
+        };
+        let certificates: Vec<_> = snapshot.issued.iter().filter(of_name).map(|one| &one.facts).collect();
+        let tokens = || snapshot.tokens.values().map(|(token, _)| token);
+        let (revoked, void): (Revocations, Vec<TokenRecord>) = match holder {
+            Holder::Node => {
+                snapshot.revoked.0.revoking_node(name, certificates.clone(), tokens(), reason, now)
+            }
+            Holder::Client => {
+                (snapshot.revoked.0.with_name(holder, name, certificates.clone(), reason, now), Vec::new())
+            }
+        };
+        if certificates.is_empty() && void.is_empty() {
+            let message = format!("there is no certificate and no token of {kind} {name}");
+            return Err(ApiError::new(ApiErrorKind::NotFound, message)
+                .hint("`weir cluster list` shows those that there are"));
+        }
+        let voided = |one: &&TokenRecord| void.iter().any(|other| other.id == one.id);
+        let open = tokens().filter(|one| one.is_open(now) && !voided(one) && one.only_for.is_none());
+        let view = Revoked {
+            kind: kind.into(),
+            name: name.clone(),
+            certificates: certificates.len(),
+            tokens: void.iter().map(|one| one.id).collect(),
+            open_tokens: open.map(|one| one.id).collect(),
+            done: !dry_run,
+        };
+        if *dry_run {
+            return Ok(view);
+        }
+        let revision_of = |one: &TokenRecord| snapshot.tokens.get(&one.id).map(|(_, revision)| *revision);
+        let mut conditions = vec![Condition { record: RecordId::Revocations, revision: snapshot.revoked.1 }];
+        conditions.extend(
+            void.iter().map(|one| Condition { record: RecordId::Token(one.id), revision: revision_of(one) }),
+        );
+        let mut ops = vec![put(RecordId::Revocations, revoked.pruned(now))];
+        ops.extend(void.into_iter().map(|one| put(RecordId::Token(one.id), one)));
+        let compares = conditions.into_iter().map(unchanged).collect();
+        if write(registry, Transaction { compares, ops }).await? {
+            return Ok(view);
+        }
+    }
+    Err(busy())
+}
+
+/// The identities of the cluster.
+///
+/// # Errors
+/// There is no authority; the registry does not answer.
+pub async fn list(registry: &dyn Registry, now: u64) -> Result<ClusterView, ApiError> {
+    let snapshot = Snapshot::read(registry).await?;
+    let cluster = snapshot.signer()?.cluster().to_string();
+    let mut certificates: Vec<_> = snapshot
+        .issued
+        .iter()
+        .zip(&snapshot.made)
+        .map(|(one, made)| (certificate(&snapshot, one, now), made))
+        .collect();
+    certificates.sort_by(|(one, made), (other, later)| {
+        (&one.kind, &one.name, later).cmp(&(&other.kind, &other.name, made)).reverse().reverse()
+    });
+    let revoked = &snapshot.revoked.0;
+    let names = [("node", &revoked.nodes), ("client", &revoked.clients)];
+    let revoked = names.iter().flat_map(|(kind, names)| {
+        names.iter().map(|(name, by)| RevokedView {
+            kind: (*kind).into(),
+            name: name.clone(),
+            at: time(by.at),
+            reason: by.reason.clone(),
+        })
+    });
+    Ok(ClusterView {
+        cluster,
+        authorities: snapshot.trusted().iter().map(|one| one.fingerprint().to_string()).collect(),
+        certificates: certificates.into_iter().map(|(view, _)| view).collect(),
+        tokens: snapshot
+            .tokens
+            .values()
+            .filter(|(one, _)| now < one.expires)
+            .map(|(one, _)| token(one))
+            .collect(),
+        revoked: revoked.collect(),
+    })
+}
+
+fn certificate(snapshot: &Snapshot, record: &IssuedRecord, now: u64) -> CertificateView {
+    let facts = &record.facts;
+    let (kind, grant) = match &facts.identity {
+        Identity::Client(client) => (
+            "client",
+            match &client.grant {
+                Grant::Role(role) => role.to_string(),
+                Grant::Exports(exports) => {
+                    exports.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+                }
+            },
+        ),
+        _ => ("node", String::new()),
+    };
+    let revoked = &snapshot.revoked.0;
+    let state = match revoked.covering(facts) {
+        _ if now > facts.not_after => lasts(facts, now),
+        Some(_) if revoked.is_replaced(facts) => "replaced".into(),
+        Some(by) if by.reason.is_empty() => "revoked".into(),
+        Some(by) => format!("revoked: {}", by.reason),
+        None => lasts(facts, now),
+    };
+    // The authority itself has no record of this kind.
+    let name = facts.identity.name().cloned().unwrap_or_else(|| "authority".parse().expect("a name"));
+    let signs = kind == "node" && snapshot.nodes.iter().any(|one| one.node == name && one.signs);
+    CertificateView {
+        kind: kind.into(),
+        name,
+        grant,
+        serial: facts.serial.to_string(),
+        state,
+        ends: time(facts.not_after),
+        hosts: record.hosts.clone(),
+        signs,
+    }
+}
+
+fn token(record: &TokenRecord) -> TokenView {
+    let state = match (&record.void, &record.used) {
+        (Some(_), _) => "void".into(),
+        (None, Some(used)) => format!("used by {}", used.name),
+        (None, None) => "open".into(),
+    };
+    TokenView { id: record.id, only_for: record.only_for.clone(), state, expires: time(record.expires) }
+}

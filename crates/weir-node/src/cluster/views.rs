@@ -1,0 +1,188 @@
+//! Requests and answers about the cluster's identities.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use weir_identity::{Host, Name, Role, TokenId};
+
+/// A new cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.cluster-made/1")]
+pub struct Made {
+    /// The cluster's id.
+    pub cluster: String,
+    /// The fingerprint of its certificate authority (SHA-256).
+    pub authority: String,
+    /// Its first node.
+    pub node: Name,
+    /// The directory with the keys of both.
+    pub directory: PathBuf,
+}
+
+/// Asks for a token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Invite {
+    /// The only name that may join with it.
+    pub only_for: Option<Name>,
+    /// Names and addresses that the node's certificate may have beside its name.
+    #[serde(default)]
+    pub hosts: Vec<Host>,
+    /// Validity in seconds.
+    pub ttl_seconds: u64,
+    /// Lets a revoked name join again.
+    #[serde(default)]
+    pub readmit: bool,
+}
+
+/// A token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.cluster-invitation/1")]
+pub struct Invited {
+    /// The token; secret.
+    pub token: String,
+    /// Its id, which `weir cluster list` shows.
+    pub id: TokenId,
+    /// When it ends: RFC 3339, UTC.
+    pub expires: String,
+}
+
+/// A host that has become a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.cluster-joined/1")]
+pub struct Joined {
+    /// The cluster's id.
+    pub cluster: String,
+    /// The node.
+    pub node: Name,
+    /// The directory with its key.
+    pub directory: PathBuf,
+    /// When its certificate ends, unless it is renewed: RFC 3339, UTC.
+    pub certificate_ends: String,
+}
+
+/// The identities of the cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.cluster/1")]
+pub struct ClusterView {
+    /// The cluster's id.
+    pub cluster: String,
+    /// The fingerprints of the trusted authorities (SHA-256), the one that signs first.
+    pub authorities: Vec<String>,
+    /// Certificates of nodes and clients, by name, the newest first.
+    pub certificates: Vec<CertificateView>,
+    /// Tokens that have not expired.
+    pub tokens: Vec<TokenView>,
+    /// Revoked names.
+    pub revoked: Vec<RevokedView>,
+}
+
+/// A certificate.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CertificateView {
+    /// `node` or `client`.
+    pub kind: String,
+    /// Its name.
+    pub name: Name,
+    /// A client's role, or the exports that it may open; empty for a node.
+    pub grant: String,
+    /// The serial number.
+    pub serial: String,
+    /// `valid for 3 d 2 h`, `renewal due, …`, `ended …`, `replaced`, `revoked: …`.
+    pub state: String,
+    /// When it ends: RFC 3339, UTC.
+    pub ends: String,
+    /// A node's names and addresses beside its name.
+    pub hosts: Vec<Host>,
+    /// The node has the key of the authority that signs.
+    pub signs: bool,
+}
+
+/// A token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TokenView {
+    /// Its id.
+    pub id: TokenId,
+    /// The only name that may join with it.
+    pub only_for: Option<Name>,
+    /// `open`, `used by NAME`, `void`.
+    pub state: String,
+    /// When it ends: RFC 3339, UTC.
+    pub expires: String,
+}
+
+/// A revoked name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RevokedView {
+    /// `node` or `client`.
+    pub kind: String,
+    /// The name.
+    pub name: Name,
+    /// When: RFC 3339, UTC.
+    pub at: String,
+    /// Why.
+    pub reason: String,
+}
+
+/// Revokes a name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Revoke {
+    /// The node's name, or the client's.
+    pub name: Name,
+    /// It is a client's.
+    #[serde(default)]
+    pub client: bool,
+    /// Why, for people.
+    #[serde(default)]
+    pub reason: String,
+    /// Only say what would be revoked.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// What was revoked, or would be.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.cluster-revoked/1")]
+pub struct Revoked {
+    /// `node` or `client`.
+    pub kind: String,
+    /// The name.
+    pub name: Name,
+    /// Certificates that count no more.
+    pub certificates: usize,
+    /// Tokens that admit nobody any more.
+    pub tokens: Vec<TokenId>,
+    /// Open tokens for any name: whoever has one can still join.
+    pub open_tokens: Vec<TokenId>,
+    /// False for a dry run.
+    pub done: bool,
+}
+
+/// Asks for the certificate of a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewClient {
+    /// The client's name.
+    pub name: Name,
+    /// What it may do.
+    pub role: Role,
+    /// Its request for a certificate (PKCS #10), in base64 of its DER form.
+    pub csr: String,
+    /// Validity in seconds.
+    pub ttl_seconds: u64,
+}
+
+/// The files of a client.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.cluster-client/1")]
+pub struct ClientMade {
+    /// The client's name.
+    pub name: Name,
+    /// What it may do.
+    pub role: Role,
+    /// The directory with its key and certificates.
+    pub directory: PathBuf,
+    /// When its certificate ends: RFC 3339, UTC.
+    pub certificate_ends: String,
+}

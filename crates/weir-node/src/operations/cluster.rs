@@ -1,0 +1,152 @@
+//! Operations on the cluster's identities.
+
+use std::sync::Arc;
+
+use weir_identity::{
+    Endpoint, Fingerprint, Host, JoinAnswer, JoinRequest, LARGEST_MESSAGE, OtherEnd, RenewRequest,
+};
+
+use super::{Answer, Operations};
+use crate::api::{ApiError, ApiErrorKind};
+use crate::client::FORWARDED;
+use crate::cluster::joining::JOIN;
+use crate::cluster::records::Snapshot;
+use crate::cluster::views::{ClusterView, Invite, Invited, NewClient, Revoke, Revoked};
+use crate::cluster::{admission, changes};
+use crate::https;
+use crate::identity::NodeIdentity;
+
+fn now() -> u64 {
+    weir_task::unix_millis() / 1000
+}
+
+impl Operations {
+    fn identity(&self) -> Answer<&Arc<NodeIdentity>> {
+        self.node.identity.as_ref().ok_or_else(|| {
+            ApiError::new(ApiErrorKind::Refused, "this node has no identity")
+                .hint("set identity.directory, and see `weir cluster init` and `weir cluster join`")
+        })
+    }
+
+    /// The identities of the cluster.
+    ///
+    /// # Errors
+    /// There is no authority; the registry does not answer.
+    pub async fn cluster(&self) -> Answer<ClusterView> {
+        changes::list(&*self.node.registry, now()).await
+    }
+
+    /// Makes a token.
+    ///
+    /// # Errors
+    /// As [`Operations::cluster`]; the request is wrong, or nobody could answer a host that joins.
+    pub async fn invite(&self, wanted: Invite) -> Answer<Invited> {
+        let invited = changes::invite(&*self.node.registry, &wanted, now()).await?;
+        let whom = wanted.only_for.map_or_else(|| "any name".to_owned(), |name| format!("node {name}"));
+        let text = format!("token {} for {whom}, until {}", invited.id, invited.expires);
+        self.node.journal.tell("invited", &invited.id.to_string(), text);
+        Ok(invited)
+    }
+
+    /// Revokes a node or a client.
+    ///
+    /// # Errors
+    /// As [`Operations::cluster`]; there is none of that name.
+    pub async fn revoke(&self, wanted: Revoke) -> Answer<Revoked> {
+        let revoked = changes::revoke(&*self.node.registry, &wanted, now()).await?;
+        if revoked.done {
+            let text = format!("{} {} was revoked: {}", revoked.kind, revoked.name, wanted.reason);
+            self.node.journal.tell("revoked", revoked.name.as_str(), text);
+        }
+        Ok(revoked)
+    }
+
+    /// Issues the certificate of a client.
+    ///
+    /// # Errors
+    /// This node does not have the authority's key: another node's word is not enough to make an administrator.
+    pub async fn new_client(&self, wanted: NewClient) -> Answer<JoinAnswer> {
+        let store = self.identity()?.store();
+        let answer = changes::client(&*self.node.registry, store, &wanted, now()).await?;
+        let Some(answer) = answer else {
+            let snapshot = Snapshot::read(&*self.node.registry).await?;
+            let signers = snapshot.nodes.iter().filter(|one| one.signs).map(|one| one.node.to_string());
+            let signers: Vec<String> = signers.collect();
+            let message = "this node does not have the key of the certificate authority";
+            return Err(ApiError::new(ApiErrorKind::Refused, message)
+                .hint(format!("run the command on {}", signers.join(" or "))));
+        };
+        let text = format!("client {} got a certificate as {}", wanted.name, wanted.role);
+        self.node.journal.tell("client-admitted", wanted.name.as_str(), text);
+        Ok(answer)
+    }
+
+    /// Answers a host that joins, or has a node with the authority's key answer it.
+    ///
+    /// # Errors
+    /// It does not join, for the reason in the error; no node with the key answers.
+    pub async fn join(&self, body: &[u8]) -> Answer<JoinAnswer> {
+        let request = JoinRequest::decode(body)
+            .map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
+        let store = self.identity()?.store();
+        match admission::join(&*self.node.registry, store, &request, now()).await? {
+            Some(answer) => {
+                let text = format!("host {} got a certificate with token {}", request.name, request.token);
+                self.node.journal.tell("admitted", request.name.as_str(), text);
+                Ok(answer)
+            }
+            None => self.to_signer(JOIN, body).await,
+        }
+    }
+
+    /// Renews the certificate of a node, which has `presented` it.
+    ///
+    /// # Errors
+    /// As [`Operations::join`].
+    pub async fn renew(&self, presented: &OtherEnd, body: &[u8]) -> Answer<JoinAnswer> {
+        let request = RenewRequest::decode(body)
+            .map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
+        let store = self.identity()?.store();
+        let answer = admission::renewal(&*self.node.registry, store, presented, &request, now()).await?;
+        answer.ok_or_else(|| {
+            ApiError::new(
+                ApiErrorKind::Unavailable,
+                "this node does not have the key of the certificate authority",
+            )
+        })
+    }
+
+    /// Has a node with the authority's key answer. What is sent proves itself, whoever carries it.
+    async fn to_signer(&self, path: &str, body: &[u8]) -> Answer<JoinAnswer> {
+        let unavailable = |message: String| ApiError::new(ApiErrorKind::Unavailable, message);
+        if self.forwarded > 0 {
+            return Err(unavailable(
+                "the request was forwarded to a node without the authority's key".into(),
+            ));
+        }
+        let identity = self.identity()?;
+        let snapshot = Snapshot::read(&*self.node.registry).await?;
+        let signer: Fingerprint = snapshot.signer()?.fingerprint();
+        let mut silent = Vec::new();
+        for other in snapshot.nodes.iter().filter(|one| one.signs && one.node != *identity.name()) {
+            let Some(api) = other.api else { continue };
+            let tls = identity.tls().api_client(Some(identity.credentials()), Some(&other.node));
+            let tls = Arc::new(tls.map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))?);
+            let endpoint = Endpoint { host: Host::Ip(api.ip()), port: api.port() };
+            let headers = [(FORWARDED, (self.forwarded + 1).to_string())];
+            match https::post(&endpoint, &tls, path, body.to_vec(), &headers).await {
+                Ok(https::Answer::Done(bytes)) if bytes.len() <= LARGEST_MESSAGE => {
+                    return JoinAnswer::decode(&bytes)
+                        .map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()));
+                }
+                Ok(https::Answer::Done(_)) => silent.push(format!("{}: its answer is too long", other.node)),
+                Ok(https::Answer::Refused(error)) => return Err(error),
+                Err(reason) => silent.push(format!("{}: {reason}", other.node)),
+            }
+        }
+        Err(unavailable(format!(
+            "no node with the key of the certificate authority ({signer}) answers: {}",
+            if silent.is_empty() { "none has an API over TLS".to_owned() } else { silent.join("; ") }
+        )))
+    }
+}

@@ -1,0 +1,110 @@
+//! `weir cluster`
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use weir_identity::{Endpoint, Host, Name, Role};
+use weir_node::units::Period;
+
+pub const EXAMPLES: &str = "\
+Examples:
+  weir cluster init                    on the first host, before its node starts
+  weir cluster invite --for n2         on any node: prints a token
+  weir cluster join --token-file F     on the new host, before its node starts
+  weir cluster list
+  weir cluster revoke n2 --reason stolen
+  weir cluster client eve --role viewer --directory eve
+  curl --cacert eve/ca-cert.pem --cert eve/client-cert.pem \\
+       --key eve/client-key.pem https://10.0.0.1:7443/v1/status";
+
+#[derive(Debug, Subcommand)]
+pub enum ClusterCommand {
+    /// Make the cluster's certificate authority, and the certificate of this host's node, the first one.
+    ///
+    /// Run it once for a cluster, on its first host, before that node starts, as the user that the node runs as. The authority's key stays on
+    /// this host, in identity.directory of the configuration: back it up. Refuses if the cluster in the registry has an authority.
+    Init(OwnArgs),
+    /// Print a token with which one host can join. Secret.
+    ///
+    /// The token is good for one host, and for a limited time. It carries the fingerprint of the cluster's authority, so that the
+    /// host does not join another cluster by mistake, and the addresses where nodes answer (api.listen in their configurations).
+    Invite {
+        /// The only name under which the host may join.
+        #[arg(long = "for", value_name = "NAME")]
+        only_for: Option<Name>,
+        /// A DNS name or address that the node's certificate may have beside its name; may be repeated.
+        #[arg(long = "host", value_name = "HOST")]
+        hosts: Vec<Host>,
+        /// Validity, 1min to 168h.
+        #[arg(long, default_value = "1h", value_name = "TIME")]
+        ttl: Period,
+        /// Let a revoked name join again, with a new key.
+        #[arg(long, requires = "only_for")]
+        readmit: bool,
+    },
+    /// Make this host a node of the cluster that made a token.
+    ///
+    /// Run it before the node starts, as the user that the node runs as. The name is that of the configuration. A lost answer costs nothing: run
+    /// it again with the same token. Leave the key of the node where it is made: identity.directory.
+    Join {
+        /// Where a node answers, HOST:PORT; default: the addresses in the token.
+        endpoint: Option<Endpoint>,
+        /// The token. Other users of this host can see it in the list of processes.
+        #[arg(long, env = "WEIR_TOKEN", hide_env_values = true, conflicts_with = "token_file")]
+        token: Option<String>,
+        /// A file with the token, or - for standard input.
+        #[arg(long, value_name = "FILE")]
+        token_file: Option<PathBuf>,
+        #[command(flatten)]
+        own: OwnArgs,
+    },
+    /// Certificates of nodes and clients, open tokens, what is revoked.
+    List,
+    /// Revoke a node or a client: all its certificates, and the tokens for it.
+    ///
+    /// Its connections end at once on every node that the registry reaches. A node cannot come back with its old key or an old token; `weir
+    /// cluster invite --readmit --for NAME` lets a host with a new key join under the name.
+    Revoke {
+        /// The node's name, or the client's.
+        name: Name,
+        /// It is a client.
+        #[arg(long)]
+        client: bool,
+        /// Why, for people.
+        #[arg(long, default_value = "")]
+        reason: String,
+        /// Only say what would be revoked.
+        #[arg(long)]
+        dry_run: bool,
+        /// Revoke without asking.
+        #[arg(long)]
+        yes: bool,
+    },
+    /// Make the key and certificate of a client of the API.
+    ///
+    /// Run it on a node that has the authority's key (`weir cluster list` shows which). Writes client-key.pem, client-cert.pem and
+    /// ca-cert.pem, with which the client reaches a node's api.listen.
+    Client {
+        /// The client's name; the audit log shows it.
+        name: Name,
+        /// viewer: look; operator: also change disks, volumes and nodes; admin: also invite and revoke.
+        #[arg(long)]
+        role: Role,
+        /// A directory for the three files; made if it does not exist.
+        #[arg(long, value_name = "DIR")]
+        directory: PathBuf,
+        /// Validity, from 10min.
+        #[arg(long, default_value = "720h", value_name = "TIME")]
+        ttl: Period,
+    },
+}
+
+#[derive(Debug, Args)]
+pub struct OwnArgs {
+    /// The configuration of this host's node.
+    #[arg(long, value_name = "FILE", default_value = "/etc/weir/weir.toml")]
+    pub config: PathBuf,
+    /// A DNS name or address for the node's certificate beside its name, where clients other than Weir reach it; may be repeated.
+    #[arg(long = "host", value_name = "HOST")]
+    pub hosts: Vec<Host>,
+}

@@ -1,0 +1,179 @@
+//! `weir cluster`
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use weir_identity::{Endpoint, Grant, Joiner, Key, Name, Role, Store, Token};
+use weir_node::client::Client;
+use weir_node::cluster::views::{
+    CertificateView, ClientMade, ClusterView, Invite, Invited, Joined, Made, NewClient, Revoke, Revoked,
+    TokenView,
+};
+use weir_node::cluster::{joining, setup};
+use weir_node::config::Config;
+use weir_node::timestamps::rfc3339;
+
+use super::confirm::confirm;
+use crate::cli::{ClusterCommand, OwnArgs};
+use crate::cluster::any_node;
+use crate::failure::Failure;
+use crate::options::Global;
+use crate::output::{list, print, table};
+
+/// Longest token that is read from a file, in bytes; a longer one is none.
+const LONGEST_FILE: u64 = 64 << 10;
+
+/// Executes a `weir cluster` command.
+pub fn run(global: &Global, command: ClusterCommand) -> Result<(), Failure> {
+    match command {
+        ClusterCommand::Init(own) => print(global.output, &init(&own)?, |made: &Made| {
+            list(&[
+                ("cluster", made.cluster.clone()),
+                ("authority", made.authority.clone()),
+                ("node", made.node.to_string()),
+                ("keys", made.directory.display().to_string()),
+            ])
+        }),
+        ClusterCommand::Invite { only_for, hosts, ttl, readmit } => {
+            let invite = Invite { only_for, hosts, ttl_seconds: ttl.0.as_secs(), readmit };
+            print(global.output, &any_node(global)?.invite(&invite)?, |it: &Invited| it.token.clone())
+        }
+        ClusterCommand::Join { endpoint, token, token_file, own } => {
+            let token = read_token(token, token_file.as_deref())?;
+            print(global.output, &join(&own, &token, endpoint)?, |joined: &Joined| {
+                format!(
+                    "{} joined cluster {}; its key is in {}. Start the node",
+                    joined.node,
+                    joined.cluster,
+                    joined.directory.display()
+                )
+            })
+        }
+        ClusterCommand::List => print(global.output, &any_node(global)?.cluster()?, show),
+        ClusterCommand::Revoke { name, client, reason, dry_run, yes } => {
+            let node = any_node(global)?;
+            let revoke = Revoke { name, client, reason, dry_run };
+            if !dry_run && !yes {
+                let would = node.revoke(&Revoke { dry_run: true, ..revoke.clone() })?;
+                confirm(&revoked(&would), revoke.name.as_str())?;
+            }
+            print(global.output, &node.revoke(&revoke)?, revoked)
+        }
+        ClusterCommand::Client { name, role, directory, ttl } => {
+            let made = client(&any_node(global)?, name, role, &directory, ttl.0.as_secs())?;
+            print(global.output, &made, |made: &ClientMade| {
+                format!(
+                    "{} is {}; its key and certificates are in {}, and end at {}",
+                    made.name,
+                    made.role,
+                    made.directory.display(),
+                    made.certificate_ends
+                )
+            })
+        }
+    }
+}
+
+/// Certificates are valid by the wall clock.
+fn now() -> u64 {
+    weir_node::unix_seconds()
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::failed(format!("cannot start the runtime: {error}")))
+}
+
+fn init(own: &OwnArgs) -> Result<Made, Failure> {
+    let config = Config::load(&own.config)?;
+    runtime()?.block_on(async {
+        let registry = weir_node::registry(&config).map_err(Failure::failed)?;
+        Ok(setup::init(&config, &*registry, &own.hosts, now()).await?)
+    })
+}
+
+fn join(own: &OwnArgs, token: &Token, endpoint: Option<Endpoint>) -> Result<Joined, Failure> {
+    let config = Config::load(&own.config)?;
+    let endpoints: Vec<Endpoint> = endpoint.into_iter().collect();
+    Ok(runtime()?.block_on(joining::join(&config, token, &endpoints, &own.hosts, now))?)
+}
+
+fn read_token(token: Option<String>, file: Option<&Path>) -> Result<Token, Failure> {
+    let mut text = token.unwrap_or_default();
+    if let Some(path) = file {
+        let read = if path == Path::new("-") {
+            std::io::stdin().take(LONGEST_FILE).read_to_string(&mut text)
+        } else {
+            std::fs::File::open(path).and_then(|file| file.take(LONGEST_FILE).read_to_string(&mut text))
+        };
+        read.map_err(|error| Failure::unreadable(path, &error))?;
+    } else if text.is_empty() {
+        return Err(Failure::usage("a token is missing: --token-file FILE, or --token TOKEN")
+            .hint("`weir cluster invite` on a node of the cluster prints one"));
+    }
+    text.parse().map_err(|error: weir_identity::TokenError| Failure::usage(error))
+}
+
+fn client(
+    node: &Client,
+    name: Name,
+    role: Role,
+    directory: &Path,
+    ttl_seconds: u64,
+) -> Result<ClientMade, Failure> {
+    let store = Store::open(directory).map_err(Failure::failed)?;
+    let key = Key::generate().map_err(Failure::failed)?;
+    let joiner = Joiner::new(key, name.clone(), &[]).map_err(Failure::failed)?;
+    let csr = joiner.renewal().csr;
+    let answer = node.new_client(&NewClient { name: name.clone(), role, csr, ttl_seconds })?;
+    let made = joiner.complete_client(&answer, Grant::Role(role), now()).map_err(Failure::failed)?;
+    store.create_client(&made.credentials, &made.authorities).map_err(|error| match error {
+        error @ weir_identity::StoreError::Exists { .. } => Failure::refused(error),
+        error => Failure::failed(error),
+    })?;
+    let ends = made.credentials.facts().not_after.saturating_mul(1000);
+    Ok(ClientMade { name, role, directory: PathBuf::from(directory), certificate_ends: rfc3339(ends) })
+}
+
+fn revoked(it: &Revoked) -> String {
+    let verb = if it.done { "revoked" } else { "would revoke" };
+    let mut text = format!("{verb} {} {}: {} certificates", it.kind, it.name, it.certificates);
+    if !it.tokens.is_empty() {
+        text += &format!(", {} tokens", it.tokens.len());
+    }
+    if !it.open_tokens.is_empty() {
+        let open: Vec<String> = it.open_tokens.iter().map(ToString::to_string).collect();
+        text += &format!("\nopen tokens for any name stay: {}; whoever has one can join", open.join(", "));
+    }
+    text
+}
+
+fn show(view: &ClusterView) -> String {
+    let mut parts =
+        vec![list(&[("cluster", view.cluster.clone()), ("authorities", view.authorities.join(", "))])];
+    let row = |one: &CertificateView| {
+        let signs = if one.signs { "signs" } else { &*one.grant };
+        let hosts: Vec<String> = one.hosts.iter().map(ToString::to_string).collect();
+        vec![one.kind.clone(), one.name.to_string(), signs.to_owned(), one.state.clone(), hosts.join(", ")]
+    };
+    parts.push(table(
+        &["KIND", "NAME", "ROLE", "CERTIFICATE", "HOSTS"],
+        &[],
+        view.certificates.iter().map(row),
+    ));
+    if !view.tokens.is_empty() {
+        let row = |one: &TokenView| {
+            let name = one.only_for.as_ref().map_or_else(|| "any".into(), ToString::to_string);
+            vec![one.id.to_string(), name, one.state.clone(), one.expires.clone()]
+        };
+        parts.push(table(&["TOKEN", "FOR", "STATE", "EXPIRES"], &[], view.tokens.iter().map(row)));
+    }
+    if !view.revoked.is_empty() {
+        let rows = view
+            .revoked
+            .iter()
+            .map(|one| vec![one.kind.clone(), one.name.to_string(), one.at.clone(), one.reason.clone()]);
+        parts.push(table(&["REVOKED", "NAME", "AT", "REASON"], &[], rows));
+    }
+    parts.join("\n\n")
+}

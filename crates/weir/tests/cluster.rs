@@ -1,0 +1,251 @@
+//! A cluster of three nodes with identities, as real processes: set up, joined with tokens, and everyone refused who must be.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::File;
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+use common::{Place, await_some};
+use serde_json::Value;
+use weir_cluster::registry::{Registry, Transaction};
+use weir_identity::{Secret, Token};
+
+/// A process of this test; its end ends the process.
+struct Process(Child);
+
+impl Process {
+    fn start(place: &Place, line: &str, log: &str) -> Process {
+        let log = File::options().create(true).append(true).open(place.path().join(log)).unwrap();
+        let mut command = place.command(line);
+        Process(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap())
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Three hosts on one machine: the directories are their own, the registry's socket is shared.
+struct Hosts {
+    place: Place,
+    ports: [u16; 3],
+    nodes: Vec<Process>,
+    _registry: Process,
+}
+
+impl Hosts {
+    fn new() -> Hosts {
+        let place = Place::new();
+        let registry = Process::start(&place, "registry --socket r.sock --file r.db", "registry.log");
+        await_some("the registry answers", || place.path().join("r.sock").exists().then_some(()));
+        let free = [1, 2, 3].map(|n| TcpListener::bind((format!("127.0.0.{n}"), 0)).unwrap());
+        let ports = free.each_ref().map(|one| one.local_addr().unwrap().port());
+        let hosts = Hosts { place, ports, nodes: Vec::new(), _registry: registry };
+        (1..=3).for_each(|n| hosts.configure(n, &format!("n{n}"), "keys"));
+        hosts
+    }
+
+    /// Writes the configuration of host `n`: `nN.toml`.
+    fn configure(&self, n: usize, name: &str, keys: &str) {
+        let (root, port) = (self.place.path().display(), self.ports[n - 1]);
+        let text = format!(
+            "name = \"{name}\"\nstate_dir = \"{root}/h{n}\"\n[registry]\nsocket = \"{root}/r.sock\"\n\
+             [lease]\nttl = \"2 s\"\nfence_grace = \"3 s\"\n\
+             [identity]\ndirectory = \"{root}/h{n}/{keys}\"\n[peers]\nlisten = \"127.0.0.{n}:0\"\n\
+             [api]\nsocket = \"{root}/h{n}/api.sock\"\nlisten = \"127.0.0.{n}:{port}\"\n\
+             [resources]\nbuffers = \"64 MiB\"\nlog = \"64 MiB\"\n"
+        );
+        std::fs::write(self.place.path().join(format!("n{n}.toml")), text).unwrap();
+    }
+
+    fn start(&mut self, n: usize) {
+        let (config, log) = (format!("node --config n{n}.toml"), format!("n{n}.log"));
+        self.nodes.push(Process::start(&self.place, &config, &log));
+        await_some("the node has joined", || self.on(n, "status").then_some(()));
+    }
+
+    fn on(&self, n: usize, line: &str) -> bool {
+        self.place.weir(&format!("{line} --api h{n}/api.sock")).status.success()
+    }
+
+    fn token(&self, options: &str) -> String {
+        let token = self.place.ok(&format!("cluster invite {options} --api h1/api.sock"));
+        token.trim().to_owned()
+    }
+
+    /// The address of the API of host `n` for other hosts.
+    fn address(&self, n: usize) -> String {
+        format!("127.0.0.{n}:{}", self.ports[n - 1])
+    }
+
+    /// What the audit log of host `n` has.
+    fn audit(&self, n: usize) -> Vec<Value> {
+        let text = self.place.read(&format!("h{n}/audit.jsonl"));
+        text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    fn has_audit(&self, n: usize, who: &str, what: &str, outcome: &str, reason: &str) {
+        await_some(&format!("{who}, {what}, {outcome}, {reason} in the audit log"), || {
+            let has = |line: &Value, key: &str, text: &str| line[key].as_str().unwrap().contains(text);
+            let found = |line: &Value| {
+                has(line, "who", who)
+                    && has(line, "what", what)
+                    && line["outcome"] == outcome
+                    && has(line, "reason", reason)
+            };
+            self.audit(n).iter().any(found).then_some(())
+        });
+    }
+}
+
+/// Changes the registry's record of a token behind the cluster's back.
+fn expire(socket: &Path, token: &Token) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let registry = weir_cluster::Client::new(socket, weir_cluster::ClientConfig::default()).unwrap();
+        let key = format!("identity/tokens/{}", token.id);
+        let entry = registry.get(&key).await.unwrap().unwrap();
+        let mut record: Value = serde_json::from_slice(&entry.value).unwrap();
+        record["expires"] = (record["made"].as_u64().unwrap() - 1).into();
+        let put = Transaction::new().put(key, record.to_string());
+        registry.transact(put).await.unwrap();
+    });
+}
+
+#[test]
+fn hosts_join_with_tokens_and_nobody_else_does() {
+    let mut hosts = Hosts::new();
+    assert!(hosts.place.fails("node --config n1.toml", 1).contains("this host has not joined a cluster"));
+    let made = hosts.place.json("cluster init --config n1.toml");
+    assert_eq!(made["node"], "n1");
+    let again = hosts.place.fails("cluster init --config n2.toml", 4);
+    assert!(again.contains("has a certificate authority already") && again.contains("invite"), "{again}");
+    assert!(!hosts.place.path().join("h2/keys/ca.pem").exists());
+    hosts.start(1);
+    await_some("n1 has told where it answers", || hosts.on(1, "cluster invite").then_some(()));
+
+    // A token that someone made up, one that has expired, one for another name.
+    let join = |n: usize, token: &str, code: i32| {
+        hosts.place.fails(&format!("cluster join --config n{n}.toml --token {token}"), code)
+    };
+    let only = hosts.token("--for n2");
+    assert!(join(3, &only, 4).contains("the token is for node n2, not for n3"));
+    let token = hosts.token("");
+    let real: Token = token.parse().unwrap();
+    let guessed = Token { secret: Secret::new([7; 32]), ..real.clone() };
+    assert!(join(2, &guessed.text(), 4).contains("the cluster has no such token"));
+    assert!(join(2, &token[..60], 2).contains("the token is truncated"));
+    let late: Token = hosts.token("").parse().unwrap();
+    expire(&hosts.place.path().join("r.sock"), &late);
+    assert!(join(3, &late.text(), 4).contains("the token expired"));
+
+    let joined = hosts.place.json(&format!("cluster join --config n2.toml --token {token}"));
+    assert_eq!(joined["node"], "n2");
+    assert!(join(2, &token, 4).contains("this host has joined a cluster already"));
+    assert!(join(3, &token, 4).contains("the token was used at"));
+    hosts.start(2);
+
+    // The third host reaches only the second one, which does not have the authority's key.
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    let token = hosts.token("");
+    std::fs::write(hosts.place.path().join("token"), &token).unwrap();
+    let line = format!("cluster join {} --config n3.toml --token-file token", hosts.address(2));
+    assert!(hosts.place.ok(&line).contains("n3 joined cluster"));
+    hosts.start(3);
+    await_some("three nodes are up", || {
+        let status = hosts.place.json("status --api h1/api.sock");
+        let up = status["nodes"].as_array()?.iter().filter(|node| node["state"] == "up").count();
+        (up == 3).then_some(())
+    });
+    let nodes = hosts.place.json("cluster list --api h3/api.sock");
+    let names: Vec<_> = nodes["certificates"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
+    assert_eq!(names, ["n1", "n2", "n3"]);
+    hosts.has_audit(1, "a client without a certificate", "POST /v1/cluster/join", "refused", "no such token");
+    hosts.has_audit(1, "a client without a certificate", "POST /v1/cluster/join", "done", "");
+    hosts.has_audit(1, "node n2", "POST /v1/cluster/join", "done", "");
+    hosts.has_audit(1, "user ", "POST /v1/cluster/invite", "done", "");
+
+    roles(&hosts);
+    revocation(&mut hosts);
+    let events = hosts.place.ok("events --api h1/api.sock");
+    for kind in ["invited", "admitted", "client-admitted", "revoked"] {
+        assert!(events.contains(kind), "{kind}: {events}");
+    }
+    for n in 1..=2 {
+        let log = hosts.place.read(&format!("n{n}.log"));
+        assert!(!log.contains("panicked"), "n{n}: {log}");
+    }
+}
+
+/// Clients with a role, over TLS.
+fn roles(hosts: &Hosts) {
+    let Hosts { place, .. } = hosts;
+    let pool = place.pool();
+    for role in ["viewer", "operator", "admin"] {
+        place.ok(&format!("cluster client {role} --role {role} --directory {role} --api h1/api.sock"));
+    }
+    let refused = place.fails("cluster client x --role admin --directory x --api h2/api.sock", 4);
+    assert!(
+        refused.contains("does not have the key") && refused.contains("run the command on n1"),
+        "{refused}"
+    );
+    let api = |n: usize, who: &str| format!("--api https://{} --credentials {who}", hosts.address(n));
+    let create = format!("volume create pool --path {}", pool.display());
+    for n in 1..=3 {
+        place.ok(&format!("status {}", api(n, "viewer")));
+    }
+    let word = "client viewer (viewer) may not do this: it needs the role operator";
+    assert!(place.fails(&format!("{create} {}", api(2, "viewer")), 4).contains(word));
+    place.ok(&format!("{create} {}", api(2, "operator")));
+    let word = "client operator (operator) may not do this: it needs the role admin";
+    assert!(place.fails(&format!("cluster invite {}", api(1, "operator")), 4).contains(word));
+    place.ok(&format!("cluster invite {}", api(1, "admin")));
+    hosts.has_audit(2, "client viewer (viewer)", "POST /v1/volumes", "refused", "needs the role operator");
+    hosts.has_audit(2, "client operator (operator)", "POST /v1/volumes", "done", "");
+    hosts.has_audit(1, "client operator", "POST /v1/cluster/invite", "refused", "needs the role admin");
+    assert!(hosts.audit(2).iter().all(|line| line["what"] != "GET /v1/status"), "what changes nothing");
+    // A revoked client.
+    place.ok("cluster revoke viewer --client --yes --api h3/api.sock");
+    await_some("the client is refused", || {
+        let status = place.weir(&format!("status {}", api(1, "viewer")));
+        let said = String::from_utf8_lossy(&status.stderr).into_owned();
+        (status.status.code() == Some(5) && said.contains("certificate is revoked")).then_some(())
+    });
+    hosts.has_audit(1, "unproven", "connect", "refused", "revoked");
+}
+
+/// A node that does not belong to the cluster any more.
+fn revocation(hosts: &mut Hosts) {
+    let would = hosts.place.json("cluster revoke n3 --dry-run --api h1/api.sock");
+    assert_eq!((&would["done"], &would["certificates"]), (&false.into(), &1.into()));
+    let asked = hosts.place.fails("cluster revoke n3 --api h1/api.sock", 4);
+    assert!(asked.contains("would revoke node n3") && asked.contains("--yes"), "{asked}");
+    let before = hosts.place.json("cluster list --api h1/api.sock");
+    assert_eq!(before["revoked"].as_array().unwrap().len(), 1, "only the client: {before}");
+    hosts.place.ok("cluster revoke n3 --reason stolen --yes --api h1/api.sock");
+    hosts.has_audit(1, "user ", "POST /v1/cluster/revoke", "done", "");
+    let unknown = hosts.place.fails("cluster revoke nobody --yes --api h1/api.sock", 3);
+    assert!(unknown.contains("there is no certificate and no token of node nobody"), "{unknown}");
+    // The other nodes turn it away, and say so: a host that asks it to join gets no answer of the cluster.
+    await_some("the revocation has reached n1", || {
+        hosts.place.read("h1/keys/revoked.json").contains("stolen").then_some(())
+    });
+    hosts.configure(3, "n4", "fourth-keys");
+    let line = format!("cluster join {} --config n3.toml --token {}", hosts.address(3), hosts.token(""));
+    let said = hosts.place.fails(&line, 5);
+    assert!(said.contains("no node with the key") && said.contains("certificate is revoked"), "{said}");
+    hosts.has_audit(1, "unproven", "connect", "refused", "revoked");
+    // It comes back neither with a token for any name nor under its name with a new key.
+    hosts.configure(3, "n3", "other-keys");
+    let token = hosts.token("");
+    let refused = hosts.place.fails(&format!("cluster join --config n3.toml --token {token}"), 4);
+    assert!(refused.contains("the name n3 was revoked"), "{refused}");
+    let token = hosts.token("--readmit --for n3");
+    hosts.place.ok(&format!("cluster join --config n3.toml --token {token}"));
+}
