@@ -20,8 +20,9 @@ const RECEIVED: usize = 64 << 10;
 /// Bytes that are encrypted ahead of what the socket takes (P10).
 const ENCRYPTED: usize = 128 << 10;
 
-/// Reads of the socket in one receive: an endless flood of records without content does not hold the shard.
-const MOST_READS: usize = 64;
+/// Reads of the socket in one receive. A peer may send records of one byte each, of which thousands fit a read and cost two
+/// allocations and a decryption each: other connections of the shard have their turn in between.
+const MOST_READS: usize = 4;
 
 /// Encrypts a connection whose handshake is done. Nothing that it has read ahead is lost. `kept` lives as long as the connection.
 ///
