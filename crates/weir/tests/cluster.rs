@@ -8,7 +8,7 @@ use std::net::TcpListener;
 use std::path::Path;
 use std::process::{Child, Stdio};
 
-use common::{Place, await_some};
+use common::{Place, assert_shape, await_some};
 use serde_json::Value;
 use weir_cluster::registry::{Registry, Transaction};
 use weir_identity::{Secret, Token};
@@ -124,6 +124,7 @@ fn hosts_join_with_tokens_and_nobody_else_does() {
     assert!(hosts.place.fails("node --config n1.toml", 1).contains("this host has not joined a cluster"));
     let made = hosts.place.json("cluster init --config n1.toml");
     assert_eq!(made["node"], "n1");
+    assert_shape(&made, "cluster init");
     let again = hosts.place.fails("cluster init --config n2.toml", 4);
     assert!(again.contains("has a certificate authority already") && again.contains("invite"), "{again}");
     assert!(!hosts.place.path().join("h2/keys/ca.pem").exists());
@@ -147,6 +148,7 @@ fn hosts_join_with_tokens_and_nobody_else_does() {
 
     let joined = hosts.place.json(&format!("cluster join --config n2.toml --token {token}"));
     assert_eq!(joined["node"], "n2");
+    assert_shape(&joined, "cluster join");
     assert!(join(2, &token, 4).contains("this host has joined a cluster already"));
     assert!(join(3, &token, 4).contains("the token was used at"));
     hosts.start(2);
@@ -166,6 +168,8 @@ fn hosts_join_with_tokens_and_nobody_else_does() {
     let nodes = hosts.place.json("cluster list --api h3/api.sock");
     let names: Vec<_> = nodes["certificates"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
     assert_eq!(names, ["n1", "n2", "n3"]);
+    assert_shape(&nodes, "cluster list");
+    assert_shape(&hosts.place.json("cluster invite --api h1/api.sock"), "cluster invite");
     hosts.has_audit(1, "a client without a certificate", "POST /v1/cluster/join", "refused", "no such token");
     hosts.has_audit(1, "a client without a certificate", "POST /v1/cluster/join", "done", "");
     hosts.has_audit(1, "node n2", "POST /v1/cluster/join", "done", "");
@@ -190,6 +194,8 @@ fn roles(hosts: &Hosts) {
     for role in ["viewer", "operator", "admin"] {
         place.ok(&format!("cluster client {role} --role {role} --directory {role} --api h1/api.sock"));
     }
+    let client = place.json("cluster client other --role viewer --directory other --api h1/api.sock");
+    assert_shape(&client, "cluster client");
     let refused = place.fails("cluster client x --role admin --directory x --api h2/api.sock", 4);
     assert!(
         refused.contains("does not have the key") && refused.contains("run the command on n1"),
@@ -224,10 +230,12 @@ fn roles(hosts: &Hosts) {
 fn revocation(hosts: &mut Hosts) {
     let would = hosts.place.json("cluster revoke n3 --dry-run --api h1/api.sock");
     assert_eq!((&would["done"], &would["certificates"]), (&false.into(), &1.into()));
+    assert_shape(&would, "cluster revoke");
     let asked = hosts.place.fails("cluster revoke n3 --api h1/api.sock", 4);
     assert!(asked.contains("would revoke node n3") && asked.contains("--yes"), "{asked}");
     let before = hosts.place.json("cluster list --api h1/api.sock");
     assert_eq!(before["revoked"].as_array().unwrap().len(), 1, "only the client: {before}");
+    assert_shape(&before, "cluster list");
     hosts.place.ok("cluster revoke n3 --reason stolen --yes --api h1/api.sock");
     hosts.has_audit(1, "user ", "POST /v1/cluster/revoke", "done", "");
     let unknown = hosts.place.fails("cluster revoke nobody --yes --api h1/api.sock", 3);
