@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Stdio};
 
-use common::{Place, await_some};
+use common::{Place, assert_shape, await_some};
 use serde_json::Value;
 use support::Cluster;
 use weir_block::Nanos;
@@ -70,6 +70,77 @@ fn served(place: &Place, at: &str, not_by: Option<&str>) -> Value {
         let redundant = shown["effective"] == "write-back+1" && shown["replicas"].as_array()?.len() == 1;
         (Some(owner) != not_by && redundant && shown["state"] == "serving").then(|| shown.clone())
     })
+}
+
+/// A process of this test; its end ends the process.
+struct Registry(Child);
+
+impl Registry {
+    fn start(place: &Place) -> Registry {
+        let mut command = place.command("registry --socket r.sock --file r.db");
+        Registry(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap())
+    }
+}
+
+impl Drop for Registry {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_of_one_machine_moves_to_etcd() {
+    let cluster = Cluster::three().await;
+    let place = Place::new();
+    configure(&place, &cluster, "n1");
+    let in_etcd = place.read("n1.toml");
+    let (start, end) = (in_etcd.find("[registry]").unwrap(), in_etcd.find("[lease]").unwrap());
+    let socket = format!("[registry]\nsocket = \"{}/r.sock\"\n", place.path().display());
+    let on_file = [&in_etcd[..start], &socket, &in_etcd[end..]].concat();
+    std::fs::write(place.path().join("old.toml"), on_file).unwrap();
+    let registry = Registry::start(&place);
+    let mut node = Node::start(&place, "old");
+    await_some("the node is up", || place.weir("status --api n1/api.sock").status.success().then_some(()));
+    place.ok(&format!("volume create pool --path {} --api n1/api.sock", place.pool().display()));
+    place.ok("disk create db --volume pool --size 4MiB --policy write-through --api n1/api.sock");
+    let epoch = |shown: &Value| shown["epoch"].as_u64().unwrap();
+    let before = place.json("disk show db --api n1/api.sock");
+
+    let migrate = "cluster migrate-registry --config n1.toml --from r.db";
+    let refused = place.fails(migrate, 4);
+    assert!(refused.contains("stop `weir registry` and all nodes first"), "{refused}");
+    let usage = place.fails("cluster migrate-registry --config old.toml --from r.db", 2);
+    assert!(usage.contains("registry.etcd is not set"), "{usage}");
+    assert!(place.fails(&format!("{migrate}-of-nobody"), 3).contains("r.db-of-nobody"));
+    assert!(!place.path().join("r.db-of-nobody").exists());
+    // Both are killed: the node's session in the file ends with its lease.
+    node.kill();
+    drop(registry);
+    let done = place.json(migrate);
+    assert_shape(&done, "cluster migrate-registry");
+    assert_eq!(done["done"], true, "{done}");
+    eprintln!("{done}");
+    let again = place.fails(migrate, 4);
+    assert!(again.contains("was migrated to /weir/test/ in etcd at"), "{again}");
+
+    // The file is of no use to a node any more; etcd has everything.
+    let registry = Registry::start(&place);
+    await_some("the registry is up", || place.path().join("r.sock").exists().then_some(()));
+    let refused = place.fails("node --config old.toml", 1);
+    assert!(refused.contains("was migrated to /weir/test/ in etcd at"), "{refused}");
+    drop(registry);
+    let _node = Node::start(&place, "n1");
+    let shown = await_some("the disk is there", || {
+        let shown = place.weir("disk show db --api n1/api.sock --output json");
+        shown.status.success().then(|| serde_json::from_slice::<Value>(&shown.stdout).unwrap())
+    });
+    assert!(epoch(&shown) >= epoch(&before), "{shown}");
+    // A disk that is made again is above every epoch of the former one.
+    place.ok("disk delete db --yes --api n1/api.sock");
+    place.ok("disk create db --volume pool --size 4MiB --policy write-through --api n1/api.sock");
+    let made = place.json("disk show db --api n1/api.sock");
+    assert!(epoch(&made) > epoch(&shown), "{made} after {shown}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

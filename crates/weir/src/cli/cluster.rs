@@ -80,6 +80,22 @@ pub enum ClusterCommand {
         #[arg(long)]
         yes: bool,
     },
+    /// Copy the registry of one machine to etcd.
+    ///
+    /// Stop all nodes and `weir registry` first. Copies what the file has to the etcd in the configuration, under a prefix without keys, and
+    /// compares all of it. From then on nodes refuse the file. If it is interrupted, run it again: it goes on. Disks keep their
+    /// epochs.
+    MigrateRegistry {
+        /// A node's configuration, with registry.etcd.
+        #[arg(long, value_name = "FILE", default_value = "/etc/weir/weir.toml")]
+        config: PathBuf,
+        /// The file of the registry: --file of `weir registry`.
+        #[arg(long, value_name = "FILE")]
+        from: PathBuf,
+        /// Only say what would be copied.
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Make the key and certificate of a client of the API.
     ///
     /// Run it on a node that has the authority's key (`weir cluster list` shows which). Writes client-key.pem, client-cert.pem and

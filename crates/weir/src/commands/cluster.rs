@@ -14,6 +14,7 @@ use weir_node::config::Config;
 use weir_node::timestamps::rfc3339;
 
 use super::confirm::confirm;
+use super::migrate_registry;
 use crate::cli::{ClusterCommand, OwnArgs};
 use crate::cluster::any_node;
 use crate::failure::Failure;
@@ -58,6 +59,9 @@ pub fn run(global: &Global, command: ClusterCommand) -> Result<(), Failure> {
                 confirm(&revoked(&would), revoke.name.as_str())?;
             }
             print(global.output, &node.revoke(&revoke)?, revoked)
+        }
+        ClusterCommand::MigrateRegistry { config, from, dry_run } => {
+            migrate_registry::run(global, &config, &from, dry_run)
         }
         ClusterCommand::Client { name, role, directory, ttl } => {
             let made = client(&any_node(global)?, name, role, &directory, ttl.0.as_secs())?;

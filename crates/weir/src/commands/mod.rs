@@ -11,6 +11,7 @@ mod events;
 mod explain;
 mod in_use;
 mod lab;
+mod migrate_registry;
 mod moved;
 pub mod profile;
 mod status;
