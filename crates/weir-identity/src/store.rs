@@ -174,6 +174,12 @@ pub struct Store {
 }
 
 impl Store {
+    /// Where it is.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
     /// Opens the directory; makes it (mode 0700) if it does not exist. Nobody but its owner may write to it.
     ///
     /// # Errors

@@ -208,6 +208,13 @@ pub async fn run_with(
         media: capacity::media(&config.resources, flash.as_deref(), &[]),
         load: 0,
     };
+    if let Some(identity) = &identity {
+        let waits = |reason: &str| drop(stage.send_replace(http::not_joined(reason)));
+        tokio::select! {
+            checked = follow::check(&*registry, identity, waits) => checked?,
+            () = &mut shutdown => return Ok(()),
+        }
+    }
     let session = tokio::select! {
         session = plane::join(&registry, record, &config, |reason| {
             drop(stage.send_replace(http::not_joined(reason)));

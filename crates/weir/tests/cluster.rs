@@ -256,4 +256,10 @@ fn revocation(hosts: &mut Hosts) {
     assert!(refused.contains("the name n3 was revoked"), "{refused}");
     let token = hosts.token("--readmit --for n3");
     hosts.place.ok(&format!("cluster join --config n3.toml --token {token}"));
+    // Its old certificate is of no use, also where its host has forgotten the revocation: the registry has not.
+    drop(hosts.nodes.pop());
+    hosts.configure(3, "n3", "keys");
+    std::fs::remove_file(hosts.place.path().join("h3/keys/revoked.json")).unwrap();
+    let refused = hosts.place.fails("node --config n3.toml", 1);
+    assert!(refused.contains("revoked") && refused.contains("h3/keys"), "{refused}");
 }

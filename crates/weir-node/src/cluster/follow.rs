@@ -5,15 +5,49 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weir_cluster::records::{Record, keys};
-use weir_cluster::registry::Transaction;
-use weir_identity::CaCertificate;
+use weir_cluster::registry::{Registry, RegistryError, Transaction};
+use weir_identity::{CaCertificate, Mistrust};
 
-use super::records::{Announced, Snapshot, announced};
+use super::records::{Announced, Snapshot, Unusable, announced};
 use crate::control::Node;
-use crate::identity::NodeIdentity;
+use crate::identity::{IdentityError, NodeIdentity};
 
 /// Pause after a failure, or where no authority exists yet.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Refuses a registry of another cluster, and one that has revoked this node: before the node has a session there, so that no other
+/// node counts on it. Waits for the registry; `waits` gets the reason.
+///
+/// # Errors
+/// [`IdentityError`]: the registry's authorities are another cluster's, or this node's certificate is revoked.
+pub async fn check(
+    registry: &dyn Registry,
+    identity: &NodeIdentity,
+    waits: impl Fn(&str),
+) -> Result<(), IdentityError> {
+    let snapshot = loop {
+        match Snapshot::read(registry).await {
+            Ok(snapshot) => break snapshot,
+            Err(Unusable::Registry(error @ RegistryError::Unavailable { .. })) => {
+                waits(&error.to_string());
+                weir_task::sleep(AGAIN).await;
+            }
+            // What it trusted last counts; `keep` says so.
+            Err(_) => return Ok(()),
+        }
+    };
+    if snapshot.trusted().is_empty() {
+        return Ok(());
+    }
+    identity.set_trust(snapshot.trusted().to_vec(), snapshot.revoked.0.clone(), |_| {})?;
+    match identity.own_certificate() {
+        Ok(_) | Err(Mistrust::Expired { .. } | Mistrust::NotYet { .. }) => Ok(()),
+        Err(source) => {
+            let directory = identity.store().directory().to_path_buf();
+            Err(IdentityError::Mistrusted { directory, source })
+        }
+    }
+}
 
 /// Follows the records until the node stops. While the registry is away, what it said last counts (P12). `api`: the address of
 /// this node's API over TLS.
@@ -57,7 +91,7 @@ fn apply(node: &Node, identity: &NodeIdentity, snapshot: &Snapshot) -> Result<()
     };
     let trusted = snapshot.trusted().to_vec();
     identity.set_trust(trusted, snapshot.revoked.0.clone(), ended).map_err(|error| error.to_string())?;
-    Ok(())
+    identity.own_certificate().map(drop).map_err(|why| format!("other nodes refuse this one, stop it: {why}"))
 }
 
 /// Writes what this node trusts, now that it is durable here.

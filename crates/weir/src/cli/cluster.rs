@@ -8,7 +8,7 @@ use weir_node::units::Period;
 
 pub const EXAMPLES: &str = "\
 Examples:
-  weir cluster init                    on the first host, before its node starts
+  weir cluster init --host 10.0.0.1    on the first host, before its node starts
   weir cluster invite --for n2         on any node: prints a token
   weir cluster join --token-file F     on the new host, before its node starts
   weir cluster list
