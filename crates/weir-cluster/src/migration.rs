@@ -96,7 +96,7 @@ pub struct Named<'a> {
     pub name: &'a str,
 }
 
-/// What a migration copies.
+/// The amount that a migration copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
     /// Keys.
@@ -159,7 +159,7 @@ pub async fn first_epoch(registry: &dyn Registry, revision: u64) -> Result<u64, 
     base.revisions.checked_add(revision).ok_or_else(too_high)
 }
 
-/// What [`migrate`] would copy now; changes nothing.
+/// The amount that [`migrate`] would copy now; changes nothing.
 ///
 /// # Errors
 /// The reason why it would not: see [`MigrationError`].

@@ -180,7 +180,7 @@ pub enum TokenRefused {
 /// The proof that a joining host presents.
 #[derive(Clone, Debug)]
 pub struct Presented<'a> {
-    /// What the host asks for.
+    /// The request of the host.
     pub claim: Claim<'a>,
     /// Its signature, see [`Secret::sign`].
     pub proof: &'a Proof,

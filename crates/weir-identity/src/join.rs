@@ -257,7 +257,7 @@ pub struct Condition {
 /// if one does not hold, the caller reads again and decides again. The answer goes out only after the transaction.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    /// What the transaction requires.
+    /// The conditions of the transaction.
     pub conditions: Vec<Condition>,
     /// The token with its use; `None` for a renewal.
     pub token: Option<TokenRecord>,
@@ -397,7 +397,7 @@ pub fn admit_client(
 /// A decision to give a client a certificate; as [`Admission`].
 #[derive(Clone, Debug)]
 pub struct ClientAdmission {
-    /// What the transaction requires.
+    /// The conditions of the transaction.
     pub conditions: Vec<Condition>,
     /// The new certificate's record.
     pub issued: IssuedRecord,

@@ -301,7 +301,7 @@ pub struct UnfinishedRecord {
     pub step: Step,
     /// The process.
     pub by: NodeRef,
-    /// What a deletion loses apart from the file, for the event that tells its end.
+    /// Losses of a deletion apart from the file, for the event that tells its end.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub lost: String,
 }

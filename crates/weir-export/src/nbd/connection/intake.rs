@@ -25,7 +25,7 @@ const KEPT_STASH: usize = 4 << 10;
 /// One line a second about clients that break the protocol.
 pub static BAD_REQUESTS: Throttle = Throttle::new("nbd-bad-request", Duration::from_secs(1));
 
-/// What a request waits for.
+/// The resource that a request waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lack {
     /// Buffers that this disk's connections, or other disks, give back.
