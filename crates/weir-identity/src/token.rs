@@ -84,7 +84,7 @@ impl Secret {
     }
 }
 
-/// What the bearer of a token asks for. The signature covers all of it: a node that forwards the request cannot put its own key
+/// The request of a token's bearer. The signature covers all of it: a node that forwards the request cannot put its own key
 /// or another name into it.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim<'a> {

@@ -434,7 +434,7 @@ fn only_a_node_renews_and_only_its_own() {
     assert!(word(ask(&cluster, facts, &joiner("b", &[]), &[])).contains("was revoked"));
 }
 
-/// What a node that forwards the request sees is all that there is of the token.
+/// A forwarding node sees nothing else of the token than this request.
 #[test]
 fn a_forwarder_cannot_join_with_the_request_of_another_host() {
     let mut cluster = Cluster::new();

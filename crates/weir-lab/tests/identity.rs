@@ -24,7 +24,7 @@ use weir_node::identity::NodeIdentity;
 use weir_node::peer::{Greeting, Purpose};
 use zerocopy::IntoBytes;
 
-/// What a node has to say about a stranger comes by then.
+/// Longest time until a node reports a stranger.
 const SOON: Duration = Duration::from_secs(10);
 
 fn up() -> Bench {
@@ -65,7 +65,7 @@ fn nothing_is_lost_with_an_owner_that_replicates_over_tls() {
 
 /// A host that connects to nodes as it likes.
 struct Host {
-    /// What it shows, and whom it trusts: of another cluster than its own, so that a refusal is the node's.
+    /// Its certificate, and the trusted authorities: of another cluster than its own, so that the node is the one that refuses.
     shows: Arc<NodeIdentity>,
     trusts: Arc<NodeIdentity>,
 }
@@ -98,7 +98,7 @@ fn connect(node: &NodeStatus) -> TcpStream {
     socket
 }
 
-/// What comes until the other end hangs up, with or without a farewell.
+/// All bytes until the other end closes the connection, with or without close_notify.
 fn until_the_end(mut stream: impl Read) -> Vec<u8> {
     let mut answer = Vec::new();
     if let Err(error) = stream.read_to_end(&mut answer) {

@@ -1,4 +1,4 @@
-//! Who asks at the API, and what they may ask for.
+//! The callers of the API and their rights.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ const RENEW: &str = "/v1/cluster/renew";
 /// All changes of who belongs to the cluster.
 const CLUSTER: &str = "/v1/cluster";
 
-/// Who makes a request.
+/// The maker of a request.
 #[derive(Clone, Debug)]
 pub enum Caller {
     /// A process of this host, at the Unix socket, which only its owner and root may open.
@@ -73,7 +73,7 @@ impl Caller {
         let Caller::Remote { other, .. } = self else { return Some(Role::Admin) };
         match &other.as_ref()?.identity {
             Identity::Client(client) => client.role(),
-            // What a node has to change, it does in the registry; here it only reads.
+            // A node makes its changes in the registry; here it only reads.
             Identity::Node(_) => Some(Role::Viewer),
             Identity::Authority(_) => None,
         }

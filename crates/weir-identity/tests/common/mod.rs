@@ -43,7 +43,7 @@ impl TimeProvider for Clock {
     }
 }
 
-/// What a node's audit log would have.
+/// The refusals that a node's audit log would have.
 #[derive(Debug, Default)]
 pub struct Log(Mutex<Vec<(Option<Identity>, Mistrust)>>);
 
