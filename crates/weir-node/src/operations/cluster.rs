@@ -12,13 +12,9 @@ use crate::client::FORWARDED;
 use crate::cluster::joining::JOIN;
 use crate::cluster::records::Snapshot;
 use crate::cluster::views::{ClusterView, Invite, Invited, NewClient, Revoke, Revoked};
-use crate::cluster::{admission, changes};
+use crate::cluster::{admission, changes, unix_seconds as now};
 use crate::https;
 use crate::identity::NodeIdentity;
-
-fn now() -> u64 {
-    weir_task::unix_millis() / 1000
-}
 
 impl Operations {
     fn identity(&self) -> Answer<&Arc<NodeIdentity>> {
