@@ -10,19 +10,20 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::Arc;
 use std::thread;
 
-use rustls::pki_types::{ServerName, UnixTime};
-use rustls::time_provider::TimeProvider;
+use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, ServerConfig, ServerConnection, StreamOwned};
 use weir_block::LayerInfo;
-use weir_identity::{
-    Authority, ClientCertificate, ClusterId, CredentialStore, Credentials, Grant, Identity, Key,
-    NODE_LIFETIME, Revocations, Store, Tls, Trust, TrustStore, other_end, provider,
-};
+use weir_identity::{ClientCertificate, Identity, Store, other_end};
 use weir_nbd::client::{Negotiation, NegotiationError};
 use weir_nbd::protocol::{OPTION_MAGIC, OPTION_REPLY_MAGIC, TlsMode, option, option_reply};
 use weir_nbd::server::{
     Directory, ExportInfo, HandshakeError, Listed, MOST_OPTION_BYTES, NotServed, Step, TlsHandshake, TlsStep,
 };
+
+#[path = "common/cluster.rs"]
+mod cluster;
+
+use cluster::Cluster;
 
 const SIZE: u64 = 1 << 20;
 /// The flags of a client: fixed newstyle, no zeroes.
@@ -152,6 +153,7 @@ fn required_tls_comes_before_all_else() {
         ]
     );
     assert_eq!(served.step, NEED_MORE);
+    assert!(served.handshake.has_insisted_on_plain_text());
     served.receive(&option(option::STARTTLS, &[]));
     assert_eq!(served.step, TlsStep::StartTls);
     served.handshake.secured().unwrap();
@@ -166,10 +168,12 @@ fn required_tls_comes_before_all_else() {
 fn a_client_without_tls_can_only_leave() {
     let served = serve(TlsMode::Required, &option(option::ABORT, &[]));
     assert_eq!(replies(&served.out), [(option::ABORT, option_reply::ACK)]);
+    assert!(!served.handshake.has_insisted_on_plain_text());
     assert_eq!(served.step, TlsStep::Negotiation(Step::Aborted));
     let served = serve(TlsMode::Required, &option(option::EXPORT_NAME, b"disk"));
     assert_eq!(served.step, TlsStep::Negotiation(Step::Refused(HandshakeError::TlsRequired)));
     assert!(served.out.is_empty(), "EXPORT_NAME has no error reply");
+    assert!(served.handshake.has_insisted_on_plain_text());
     let mut long = option(option::LIST, &[]);
     long[12..].copy_from_slice(&(MOST_OPTION_BYTES + 1).to_be_bytes());
     assert_eq!(replies(&serve(TlsMode::Required, &long).out), [(option::LIST, option_reply::ERR_TLS_REQD)]);
@@ -259,67 +263,6 @@ fn a_client_that_requires_tls_does_not_go_on_without() {
             assert!(matches!(client(mode, &bad).0, Err(NegotiationError::Protocol(_))));
         }
         assert!(matches!(client(mode, &[]).0, Err(NegotiationError::Io(_))));
-    }
-}
-
-#[derive(Debug)]
-struct WallClock;
-
-impl TimeProvider for WallClock {
-    fn current_time(&self) -> Option<UnixTime> {
-        Some(UnixTime::now())
-    }
-}
-
-fn now() -> u64 {
-    UnixTime::now().as_secs()
-}
-
-/// An authority, a node's credentials at 127.0.0.1, and TLS that trusts it.
-struct Cluster {
-    authority: Authority,
-    node: Credentials,
-    tls: Tls,
-}
-
-impl Cluster {
-    fn new() -> Cluster {
-        let authority = Authority::create(ClusterId([1; 16]), now()).unwrap();
-        let key = Key::generate().unwrap();
-        let hosts = ["127.0.0.1".parse().unwrap()];
-        let issued =
-            authority.issue_node(&"a".parse().unwrap(), &hosts, &key.public(), now(), NODE_LIFETIME).unwrap();
-        let all = vec![authority.certificate().clone()];
-        let trust = Trust::new(authority.certificate().cluster(), all, Revocations::default()).unwrap();
-        let tls =
-            Tls { trust: TrustStore::new(trust, None), clock: Arc::new(WallClock), provider: provider() };
-        Cluster { authority, node: Credentials::new(key, issued.chain).unwrap(), tls }
-    }
-
-    /// A client that may open `export`.
-    fn client(&self, export: &str) -> Credentials {
-        let key = Key::generate().unwrap();
-        let grant = Grant::Exports([export.parse().unwrap()].into());
-        let name = "guest".parse().unwrap();
-        let issued = self.authority.issue_client(&name, &grant, &key.public(), now(), NODE_LIFETIME).unwrap();
-        Credentials::new(key, issued.chain).unwrap()
-    }
-
-    /// A directory with a client's files.
-    fn client_files(&self, trusted: &Cluster) -> tempfile::TempDir {
-        let directory = tempfile::tempdir().unwrap();
-        let all = [trusted.authority.certificate().clone()];
-        Store::open(directory.path()).unwrap().create_client(&self.client("disk"), &all).unwrap();
-        directory
-    }
-
-    fn server_config(&self, certificate: ClientCertificate) -> ServerConfig {
-        self.tls.nbd_server(&CredentialStore::new(&self.node).unwrap(), certificate).unwrap()
-    }
-
-    fn client_config(&self, own: Option<&Credentials>) -> ClientConfig {
-        let own = own.map(|own| CredentialStore::new(own).unwrap());
-        self.tls.nbd_client(own.as_ref(), None).unwrap()
     }
 }
 

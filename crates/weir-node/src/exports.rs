@@ -2,17 +2,22 @@
 
 mod relay;
 
+use std::any::Any;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use weir_block::LayerInfo;
+use weir_block::{LayerInfo, Nanos};
 use weir_cluster::view::Seen;
 use weir_export::nbd::{AcceptedClient, Attach};
+use weir_identity::OtherEnd;
 use weir_nbd::server::{Directory, ExportInfo, Listed, NotServed};
 
 use crate::control::Node;
 use crate::control::decide::is_live;
 use crate::operations::Operations;
 use crate::shard::messages::Command;
+use crate::throttles::{NBD_REFUSED, NBD_REFUSED_EVENT};
 use relay::{Relays, may_follow};
 
 /// The disks that are open on this node, and those that it follows. Says of the others where they are.
@@ -104,6 +109,22 @@ impl Attach for Exports {
             attach(&self.node, client);
         } else {
             relay::start(Arc::clone(&self.node), self.operations.clone(), &self.relays, client);
+        }
+    }
+
+    fn admit(&self, client: OtherEnd, socket: BorrowedFd<'_>) -> Result<Arc<dyn Any + Send + Sync>, String> {
+        let identity = self.node.identity.as_ref().ok_or("this node has no identity")?;
+        Ok(identity.admit(client, &socket)?)
+    }
+
+    fn refused(&self, from: SocketAddr, reason: &str) {
+        if let Some(left_out) = NBD_REFUSED.pass(Nanos::now()) {
+            tracing::warn!(%from, reason, left_out, "an NBD client was refused");
+        }
+        // Rarely: events of an attacker must not displace others.
+        if NBD_REFUSED_EVENT.pass(Nanos::now()).is_some() {
+            let text = format!("an NBD client at {from} was refused: {reason}");
+            self.node.journal.tell("nbd-refused", &self.node.config.name, text);
         }
     }
 }

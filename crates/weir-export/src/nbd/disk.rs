@@ -6,10 +6,10 @@ use std::time::Duration;
 use slab::Slab;
 use weir_block::{Action, Completion, Event, Layer, LayerMeter, Meter, Nanos, OwnerId, Reactor, Token};
 
+use super::client::AcceptedClient;
 use super::connection::{Connection, Limits, Pumped, Room, TURN, Turn};
 use super::edges::Edges;
 use super::hold::{Hold, Order};
-use super::listener::AcceptedClient;
 use crate::workspace::{PATIENCE, Workspace};
 
 /// How long somebody must have waited for memory before clients that do not move are looked for, and how often then.

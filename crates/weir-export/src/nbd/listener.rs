@@ -4,18 +4,20 @@
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use weir_nbd::server::{Directory, Handshake, HandshakeError, Session, Step};
+use weir_nbd::server::Directory;
 
+use super::client::{AcceptedClient, Attach};
 use super::handshakes::{Handshakes, Heard, Origin};
+use super::negotiation::{End, shake_hands};
+use super::secure;
 
 /// Connections that the kernel keeps until they are accepted (it caps this by `net.core.somaxconn`).
 const BACKLOG: i32 = 4096;
@@ -24,16 +26,23 @@ const BACKLOG: i32 = 4096;
 const BREATHER: Duration = Duration::from_millis(100);
 
 /// The address to listen on.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum ListenAddress {
     /// A Unix socket, reachable for its owner only (mode 0600).
     Unix(PathBuf),
-    /// TCP.
+    /// TCP in plain text.
     Tcp {
         /// Address and port; port 0 takes a free one.
         address: SocketAddr,
         /// Allows an address that other hosts can reach. Any client there can read and write the disks, in plain text.
         beyond_loopback: bool,
+    },
+    /// TCP. TLS is required, and a client sees and opens only the exports that its certificate names.
+    Tls {
+        /// Address and port; port 0 takes a free one.
+        address: SocketAddr,
+        /// Which certificates are accepted. A client without one is refused even if this accepts it.
+        config: Arc<ServerConfig>,
     },
 }
 
@@ -42,6 +51,7 @@ impl fmt::Display for ListenAddress {
         match self {
             ListenAddress::Unix(path) => write!(f, "nbd+unix:///?socket={}", path.display()),
             ListenAddress::Tcp { address, .. } => write!(f, "nbd://{address}"),
+            ListenAddress::Tls { address, .. } => write!(f, "nbds://{address}"),
         }
     }
 }
@@ -89,27 +99,10 @@ pub enum ListenError {
     },
 }
 
-/// A client that has chosen an export.
-#[derive(Debug)]
-pub struct AcceptedClient {
-    /// Its socket, non-blocking.
-    pub stream: weir_block::Stream,
-    /// Bytes that the client sent ahead of the transmission phase.
-    pub leftover: Vec<u8>,
-    /// The result of the handshake.
-    pub session: Session,
-}
-
-/// Brings a client to the shard that owns its disk.
-pub trait Attach: Send + Sync {
-    /// Called on the control plane; must not block. Dropping the client disconnects it.
-    fn attach(&self, client: AcceptedClient);
-}
-
 #[derive(Debug)]
 enum Socket {
     Unix { listener: UnixListener, path: PathBuf },
-    Tcp(TcpListener),
+    Tcp { listener: TcpListener, tls: Option<Arc<ServerConfig>> },
 }
 
 /// An open listener. Closes, and removes its Unix socket, when dropped.
@@ -136,7 +129,12 @@ impl Listener {
                 if !address.ip().is_loopback() && !beyond_loopback {
                     return Err(ListenError::BeyondLoopback(*address));
                 }
-                Socket::Tcp(TcpListener::bind(*address).await.map_err(failed("listen"))?)
+                let listener = TcpListener::bind(*address).await.map_err(failed("listen"))?;
+                Socket::Tcp { listener, tls: None }
+            }
+            ListenAddress::Tls { address, config } => {
+                let listener = TcpListener::bind(*address).await.map_err(failed("listen"))?;
+                Socket::Tcp { listener, tls: Some(Arc::clone(config)) }
             }
         };
         Ok(Listener { socket, config })
@@ -147,7 +145,7 @@ impl Listener {
     pub fn local_address(&self) -> Option<SocketAddr> {
         match &self.socket {
             Socket::Unix { .. } => None,
-            Socket::Tcp(listener) => listener.local_addr().ok(),
+            Socket::Tcp { listener, .. } => listener.local_addr().ok(),
         }
     }
 
@@ -166,7 +164,8 @@ impl Listener {
             let (directory, attach) = (Arc::clone(&directory), Arc::clone(&attach));
             let deadline = self.config.deadline;
             handshakes.start(origin, |heard| async move {
-                match tokio::time::timeout(deadline, stream.shake_hands(&*directory, &heard)).await {
+                let handshake = stream.shake_hands(&*directory, &*attach, heard);
+                match tokio::time::timeout(deadline, handshake).await {
                     Ok(Ok(client)) => attach.attach(client),
                     Ok(Err(end)) => tracing::debug!(%end, "nbd: no session"),
                     Err(_) => tracing::debug!(?deadline, "nbd: handshake not finished in time"),
@@ -182,10 +181,14 @@ impl Listener {
                 let process = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
                 Ok((Stream::Unix(stream), Origin::Process(process)))
             }
-            Socket::Tcp(listener) => {
+            Socket::Tcp { listener, tls } => {
                 let (stream, from) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                Ok((Stream::Tcp(stream), Origin::of(from.ip())))
+                let stream = match tls {
+                    None => Stream::Tcp(stream),
+                    Some(config) => Stream::Tls(stream, from, Arc::clone(config)),
+                };
+                Ok((stream, Origin::of(from.ip())))
             }
         }
     }
@@ -229,82 +232,26 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     UnixListener::from_std(socket.into())
 }
 
-/// Why a handshake ended without a session.
-#[derive(Debug, thiserror::Error)]
-enum End {
-    #[error("the client said goodbye")]
-    Aborted,
-    #[error("the client disconnected")]
-    Disconnected,
-    #[error(transparent)]
-    Refused(HandshakeError),
-    #[error("the connection broke: {0}")]
-    Broken(#[from] io::Error),
-}
-
+/// A connection before its handshake.
 enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
+    Tls(TcpStream, SocketAddr, Arc<ServerConfig>),
 }
 
 impl Stream {
-    async fn shake_hands(self, directory: &dyn Directory, heard: &Heard) -> Result<AcceptedClient, End> {
+    async fn shake_hands(
+        self,
+        directory: &dyn Directory,
+        attach: &dyn Attach,
+        heard: Heard,
+    ) -> Result<AcceptedClient, End> {
         match self {
-            Stream::Unix(mut stream) => {
-                let (session, leftover) = shake_hands(&mut stream, directory, heard).await?;
-                Ok(AcceptedClient { stream: OwnedFd::from(stream.into_std()?).into(), leftover, session })
-            }
-            Stream::Tcp(mut stream) => {
-                let (session, leftover) = shake_hands(&mut stream, directory, heard).await?;
-                Ok(AcceptedClient { stream: OwnedFd::from(stream.into_std()?).into(), leftover, session })
+            Stream::Unix(stream) => shake_hands(stream, directory, heard).await,
+            Stream::Tcp(stream) => shake_hands(stream, directory, heard).await,
+            Stream::Tls(stream, from, config) => {
+                secure::shake_hands((stream, from), config, directory, attach, heard).await
             }
         }
     }
-}
-
-async fn shake_hands<S>(
-    stream: &mut S,
-    directory: &dyn Directory,
-    heard: &Heard,
-) -> Result<(Session, Vec<u8>), End>
-where
-    S: AsyncRead + AsyncWrite + Unpin,
-{
-    let mut out = Vec::new();
-    let mut handshake = Handshake::new(&mut out);
-    // On the heap: the future of an idle client would otherwise carry it.
-    let mut buffer = vec![0; 4096];
-    loop {
-        stream.write_all(&out).await?;
-        out.clear();
-        match handshake.step(directory, &mut out) {
-            Step::Continue => {}
-            Step::NeedMore => match stream.read(&mut buffer).await? {
-                0 => return Err(End::Disconnected),
-                length => {
-                    heard.note();
-                    handshake.receive(&buffer[..length]);
-                }
-            },
-            Step::Attach(session) => {
-                stream.write_all(&out).await?;
-                return Ok((session, handshake.into_leftover()));
-            }
-            Step::Aborted => {
-                goodbye(stream, &out).await;
-                return Err(End::Aborted);
-            }
-            Step::Refused(error) => {
-                goodbye(stream, &out).await;
-                return Err(End::Refused(error));
-            }
-        }
-    }
-}
-
-/// Sends the last words. The client may be gone already ("the server SHOULD gracefully handle the client sending an
-/// `NBD_OPT_ABORT` and closing the connection without waiting for a reply").
-async fn goodbye<S: AsyncWrite + Unpin>(stream: &mut S, words: &[u8]) {
-    let _ = stream.write_all(words).await;
-    let _ = stream.shutdown().await;
 }

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 mod bytes;
+#[path = "../../../weir-nbd/tests/common/cluster.rs"]
+mod cluster;
 mod extended;
 mod holding;
 mod hostile;
@@ -10,4 +12,5 @@ mod interop;
 mod large;
 mod listener;
 mod support;
+mod tls;
 mod transmission;

@@ -23,6 +23,8 @@ pub enum NotServed {
     Unknown(String),
     /// The export exists, but this server does not serve it at present.
     Unavailable(String),
+    /// This client may not open it. Says nothing about whether it exists.
+    Forbidden(String),
 }
 
 impl NotServed {
@@ -31,7 +33,7 @@ impl NotServed {
     pub fn reply(&self) -> u32 {
         match self {
             NotServed::Unknown(_) => option_reply::ERR_UNKNOWN,
-            NotServed::Unavailable(_) => option_reply::ERR_POLICY,
+            NotServed::Unavailable(_) | NotServed::Forbidden(_) => option_reply::ERR_POLICY,
         }
     }
 
@@ -39,7 +41,9 @@ impl NotServed {
     #[must_use]
     pub fn reason(&self) -> &str {
         match self {
-            NotServed::Unknown(reason) | NotServed::Unavailable(reason) => reason,
+            NotServed::Unknown(reason) | NotServed::Unavailable(reason) | NotServed::Forbidden(reason) => {
+                reason
+            }
         }
     }
 }

@@ -110,6 +110,8 @@ pub struct Handshake {
     /// The export for which the client selected `base:allocation`.
     context_of: Option<String>,
     tls: Tls,
+    /// The client has asked for something that needs TLS without it.
+    insisted: bool,
 }
 
 impl Handshake {
@@ -136,6 +138,7 @@ impl Handshake {
             skipped: 0,
             context_of: None,
             tls,
+            insisted: false,
         }
     }
 
@@ -172,6 +175,10 @@ impl Handshake {
 
     pub(super) fn tls(&self) -> Tls {
         self.tls
+    }
+
+    pub(super) fn insisted(&self) -> bool {
+        self.insisted
     }
 
     /// The connection is encrypted from now on. Fails if the client has sent more in plain text.
@@ -260,6 +267,7 @@ impl Handshake {
             }
             option::EXPORT_NAME => Step::Refused(HandshakeError::OptionTooLong { option, length }),
             _ => {
+                self.insisted |= self.tls == Tls::Required;
                 match self.tls {
                     Tls::Required => reply.tls_required(),
                     _ => reply.error(option_reply::ERR_TOO_BIG, "the option is too long"),
@@ -287,7 +295,10 @@ impl Handshake {
                 return Step::Aborted;
             }
             option::STARTTLS => return self.start_tls(body, reply),
-            _ if self.tls == Tls::Required => reply.tls_required(),
+            _ if self.tls == Tls::Required => {
+                self.insisted = true;
+                reply.tls_required();
+            }
             option::INFO => drop(describe(body, directory, self.chunks(), reply)),
             option::GO => {
                 if let Some((export, block_sizes)) = describe(body, directory, self.chunks(), reply) {
@@ -323,6 +334,7 @@ impl Handshake {
 
     fn export_name(&mut self, body: &[u8], directory: &dyn Directory, out: &mut Vec<u8>) -> Step {
         if self.tls == Tls::Required {
+            self.insisted = true;
             return Step::Refused(HandshakeError::TlsRequired);
         }
         if self.extended_headers {

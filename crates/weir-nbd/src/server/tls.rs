@@ -62,6 +62,12 @@ impl TlsHandshake {
         self.0.tls() == Tls::On
     }
 
+    /// TLS is required, and the client has asked for something else without it: it was refused, or has begun TLS since.
+    #[must_use]
+    pub fn has_insisted_on_plain_text(&self) -> bool {
+        self.0.insisted()
+    }
+
     /// The bytes that the client sent ahead of the transmission phase.
     #[must_use]
     pub fn into_leftover(self) -> Vec<u8> {

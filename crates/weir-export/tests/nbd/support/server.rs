@@ -1,16 +1,19 @@
 //! The shard's loop around the export, as a node would have it, and no more.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fs::File;
 use std::net::SocketAddr;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
 use weir_block::{Completion, Layer, LayerInfo, Meter, Nanos, Reactor, ReactorConfig, Waker};
 use weir_export::Workspace;
 use weir_export::nbd::{AcceptedClient, Attach, Limits, ListenAddress, Listener, ListenerConfig, NbdDisk};
+use weir_identity::OtherEnd;
 use weir_nbd::server::{Directory, ExportInfo, Listed, NotServed};
 
 use super::layer::{FileLayer, Knobs};
@@ -21,6 +24,8 @@ pub struct ServerConfig {
     pub reactor: ReactorConfig,
     pub limits: Limits,
     pub listener: ListenerConfig,
+    /// Serves on a second port, with TLS required.
+    pub tls: Option<Arc<rustls::ServerConfig>>,
 }
 
 impl ServerConfig {
@@ -31,6 +36,7 @@ impl ServerConfig {
             reactor: ReactorConfig::default(),
             limits: Limits::default(),
             listener: ListenerConfig::default(),
+            tls: None,
         }
     }
 }
@@ -94,7 +100,12 @@ struct Exports {
     infos: Vec<ExportInfo>,
     by_name: HashMap<String, usize>,
     shard: Mutex<Shard>,
+    admitted: Mutex<Vec<Weak<Admitted>>>,
+    refused: Mutex<Vec<String>>,
 }
+
+/// An open connection by TLS.
+struct Admitted(OwnedFd);
 
 impl Directory for Exports {
     fn list(&self) -> Vec<Listed> {
@@ -116,6 +127,17 @@ impl Attach for Exports {
         let index = self.by_name[&client.session.export];
         self.shard.lock().unwrap().give(Order::Attach(index, client));
     }
+
+    fn admit(&self, _: OtherEnd, socket: BorrowedFd<'_>) -> Result<Arc<dyn Any + Send + Sync>, String> {
+        let admitted = Arc::new(Admitted(socket.try_clone_to_owned().unwrap()));
+        self.admitted.lock().unwrap().push(Arc::downgrade(&admitted));
+        Ok(admitted)
+    }
+
+    fn refused(&self, from: SocketAddr, reason: &str) {
+        assert!(from.ip().is_loopback());
+        self.refused.lock().unwrap().push(reason.to_owned());
+    }
 }
 
 /// A running server. Stops when dropped.
@@ -126,6 +148,7 @@ pub struct Server {
     _directory: tempfile::TempDir,
     socket: PathBuf,
     tcp: SocketAddr,
+    tls: Option<SocketAddr>,
     knobs: Vec<Arc<Knobs>>,
 }
 
@@ -145,9 +168,11 @@ impl Server {
             })
             .collect();
         let by_name = infos.iter().enumerate().map(|(index, info)| (info.name.clone(), index)).collect();
-        let listener = config.listener;
+        let (listener, tls) = (config.listener, config.tls.clone());
         let (thread, orders, waker) = start_shard(config, &knobs);
-        let shard = Arc::new(Exports { infos, by_name, shard: Mutex::new(Shard { orders, waker }) });
+        let shard = Mutex::new(Shard { orders, waker });
+        let (admitted, refused) = (Mutex::default(), Mutex::default());
+        let shard = Arc::new(Exports { infos, by_name, shard, admitted, refused });
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let unix = ListenAddress::Unix(socket.clone());
@@ -157,6 +182,13 @@ impl Server {
         let port = tcp.local_address().unwrap();
         runtime.spawn(unix.run(shard.clone(), shard.clone()));
         runtime.spawn(tcp.run(shard.clone(), shard.clone()));
+        let tls = tls.map(|config| {
+            let address = ListenAddress::Tls { address: "127.0.0.1:0".parse().unwrap(), config };
+            let listener = runtime.block_on(Listener::bind(&address, listener)).unwrap();
+            let port = listener.local_address().unwrap();
+            runtime.spawn(listener.run(shard.clone(), shard.clone()));
+            port
+        });
         Server {
             shard,
             thread: Some(thread),
@@ -164,6 +196,7 @@ impl Server {
             _directory: directory,
             socket,
             tcp: port,
+            tls,
             knobs,
         }
     }
@@ -182,6 +215,28 @@ impl Server {
 
     pub fn tcp_uri(&self, export: &str) -> String {
         format!("nbd://{}/{export}", self.tcp)
+    }
+
+    /// The port with TLS.
+    pub fn tls(&self) -> SocketAddr {
+        self.tls.expect("the server was configured with TLS")
+    }
+
+    /// The reasons for which clients were refused there since the last call.
+    pub fn refused(&self) -> Vec<String> {
+        std::mem::take(&mut self.shard.refused.lock().unwrap())
+    }
+
+    /// Connections by TLS that are open.
+    pub fn admitted(&self) -> usize {
+        self.shard.admitted.lock().unwrap().iter().filter(|one| one.strong_count() > 0).count()
+    }
+
+    /// Ends all of them, as a node does with those of a revoked client.
+    pub fn end_admitted(&self) {
+        for one in self.shard.admitted.lock().unwrap().iter().filter_map(Weak::upgrade) {
+            rustix::net::shutdown(&one.0, rustix::net::Shutdown::Both).unwrap();
+        }
     }
 
     pub fn knobs(&self) -> &Knobs {

@@ -1,0 +1,37 @@
+//! A client after its handshake, and the way from the listener to the rest of the node.
+
+use std::any::Any;
+use std::net::SocketAddr;
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+
+use weir_identity::OtherEnd;
+use weir_nbd::server::Session;
+
+/// A client that has chosen an export.
+#[derive(Debug)]
+pub struct AcceptedClient {
+    /// Its socket, non-blocking; encrypted if it came by TLS.
+    pub stream: weir_block::Stream,
+    /// Bytes that the client sent ahead of the transmission phase.
+    pub leftover: Vec<u8>,
+    /// The result of the handshake.
+    pub session: Session,
+}
+
+/// What a listener needs of the node: called on the control plane, must not block.
+pub trait Attach: Send + Sync {
+    /// Brings a client to the shard that owns its disk. Dropping the client disconnects it.
+    fn attach(&self, client: AcceptedClient);
+
+    /// A client has proven over TLS who it is. The result is kept as long as its connection is open. If the certificate stops
+    /// counting meanwhile, the connection is ended by a shutdown of a duplicate of `socket`.
+    ///
+    /// # Errors
+    /// The certificate does not count any more; in words.
+    fn admit(&self, client: OtherEnd, socket: BorrowedFd<'_>) -> Result<Arc<dyn Any + Send + Sync>, String>;
+
+    /// A client at `from` was refused where TLS is required: it has not proven who it is, or wants an export that it may not
+    /// open. `reason` is a sentence without its subject's address. Anybody who reaches the port causes such calls.
+    fn refused(&self, from: SocketAddr, reason: &str);
+}
