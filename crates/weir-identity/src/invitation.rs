@@ -31,9 +31,12 @@ pub struct TokenRecord {
     pub expires: u64,
     /// Its use, if any.
     pub used: Option<Use>,
-    /// Since when it admits nobody, because its node was revoked, in seconds since 1970.
+    /// Since when it admits nobody, because its node was revoked or the token withdrawn, in seconds since 1970.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub void: Option<u64>,
+    /// It admits `only_for` also where that name is revoked, and lifts the revocation of the name.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub readmits: bool,
 }
 
 impl TokenRecord {
@@ -50,7 +53,13 @@ impl TokenRecord {
         let of = |other: &Name| other.resembles(name.as_str());
         let concerned =
             self.used.as_ref().is_some_and(|used| of(&used.name)) || self.only_for.as_ref().is_some_and(of);
-        (concerned && self.void.is_none()).then(|| TokenRecord { void: Some(now), ..self.clone() })
+        concerned.then(|| self.withdrawn(now)).flatten()
+    }
+
+    /// The record once it admits nobody any more; `None` if that is so already.
+    #[must_use]
+    pub fn withdrawn(&self, now: u64) -> Option<TokenRecord> {
+        self.void.is_none().then(|| TokenRecord { void: Some(now), ..self.clone() })
     }
 }
 
@@ -92,6 +101,8 @@ pub struct Invitation {
     pub endpoints: Vec<Endpoint>,
     /// Validity in seconds, [`SHORTEST_TTL`] to [`LONGEST_TTL`].
     pub ttl: u64,
+    /// Lifts the revocation of `only_for` when a host joins with the token, and not before.
+    pub readmits: bool,
 }
 
 /// Makes a token and its record. The record must be in the registry before the token is shown.
@@ -99,7 +110,7 @@ pub struct Invitation {
 /// # Errors
 /// [`InviteError`].
 pub fn invite(invitation: Invitation, now: u64) -> Result<(Token, TokenRecord), InviteError> {
-    let Invitation { only_for, hosts, pins, endpoints, ttl } = invitation;
+    let Invitation { only_for, hosts, pins, endpoints, ttl, readmits } = invitation;
     if !(SHORTEST_TTL..=LONGEST_TTL).contains(&ttl) {
         return Err(InviteError::Ttl(ttl));
     }
@@ -114,6 +125,7 @@ pub fn invite(invitation: Invitation, now: u64) -> Result<(Token, TokenRecord), 
         expires: now.saturating_add(ttl),
         used: None,
         void: None,
+        readmits,
     };
     Ok((token, record))
 }
@@ -164,8 +176,8 @@ pub enum TokenRefused {
         /// By whom and when.
         used: Use,
     },
-    /// Its node was revoked.
-    #[error("the token was voided at {}, when its node was revoked; an administrator must make another one", when::at(*.0))]
+    /// Its node was revoked, or the token withdrawn.
+    #[error("the token was withdrawn at {}, by itself or with its node; an administrator must make another one", when::at(*.0))]
     Void(u64),
     /// Made for another name.
     #[error("the token is for node {only_for}, not for {name}; join under that name, or make another token")]

@@ -27,7 +27,7 @@ use crate::key::{Key, PublicKey};
 use crate::name::{ClusterId, Fingerprint, Host, KeyId, Name, Serial, TokenId};
 use crate::pem;
 use crate::request::{self, BadRequest, Wanted};
-use crate::revocation::Revocations;
+use crate::revocation::{Holder, Revocations};
 use crate::token::{Claim, Proof, Token};
 use crate::trust::{BadTrust, Mistrust, Purpose, Trust, signed};
 
@@ -265,6 +265,8 @@ pub struct Admission {
     pub names: Names,
     /// The new certificate's record.
     pub issued: IssuedRecord,
+    /// The revocations without the name that a token readmits; `None`: they stay.
+    pub revoked: Option<Revocations>,
     /// The answer.
     pub answer: JoinAnswer,
 }
@@ -288,7 +290,8 @@ pub fn admit(
     let key = wanted.key.id();
     let token = invitation::redeem(token, &Presented { claim, proof, key }, now)?;
     let revoked = records.revoked.record;
-    if revoked.names_node(name) {
+    let readmitted = revoked.names_node(name).then(|| revoked.readmitting(Holder::Node, name));
+    if readmitted.is_some() && !token.readmits {
         return Err(JoinRefused::NameRevoked(name.clone()));
     }
     if revoked.of_key(key, records.issued.iter().map(|record| &record.facts)).is_some() {
@@ -298,7 +301,7 @@ pub fn admit(
     let identity = Identity::Node(Node { cluster: authority.certificate().cluster(), name: name.clone() });
     request::allowed(&wanted, &identity, &token.hosts)?;
     let issued = authority.issue_node(name, &wanted.hosts, &wanted.key, now, lifetime)?;
-    Ok(admission(Some(token), records, issued))
+    Ok(Admission { revoked: readmitted, ..admission(Some(token), records, issued) })
 }
 
 /// No other node has this name, or is called so.
@@ -430,7 +433,7 @@ fn admission(token: Option<TokenRecord>, records: Records<'_>, issued: Issued) -
     }
     let name = facts.identity.name().expect("the authority issued it for a node, which has a name");
     let names = names.record.with(name, facts.key);
-    Admission { conditions, token, names, issued: issued.record, answer }
+    Admission { conditions, token, names, issued: issued.record, revoked: None, answer }
 }
 
 /// The reason why an answer is not accepted.

@@ -86,11 +86,15 @@ impl Revocations {
         })
     }
 
-    /// The list with one certificate more.
+    /// The list with one certificate more. The first revocation of a certificate stays, with its time and reason; that by a newer
+    /// certificate gives way, because it ends no connection.
     #[must_use]
     pub fn with_certificate(&self, facts: &Facts, reason: &str, now: u64) -> Revocations {
         let mut list = self.clone();
-        list.serials.insert(facts.serial, entry(facts, reason, now, false));
+        let revoked = list.serials.entry(facts.serial).or_insert_with(|| entry(facts, reason, now, false));
+        if revoked.replaced {
+            *revoked = entry(facts, reason, now, false);
+        }
         list
     }
 
@@ -184,7 +188,7 @@ impl Revocations {
     #[must_use]
     pub fn readmitting(&self, holder: Holder, name: &Name) -> Revocations {
         let mut list = self.clone();
-        list.names(holder).remove(name);
+        list.names(holder).retain(|other, _| !other.resembles(name.as_str()));
         list
     }
 

@@ -396,6 +396,20 @@ impl Store {
         ])
     }
 
+    /// Checks that [`Store::create_client`] would overwrite nothing, before a certificate is issued.
+    ///
+    /// # Errors
+    /// [`StoreError::Exists`] and others.
+    pub fn check_no_client(&self) -> Result<(), StoreError> {
+        for name in CLIENT {
+            let path = self.directory.join(name);
+            if path.try_exists().map_err(|source| StoreError::system(&path, "look at", source))? {
+                return Err(StoreError::Exists { path });
+            }
+        }
+        Ok(())
+    }
+
     /// Loads a client's key, its certificate and the authorities from the files of [`Store::create_client`] in `directory`, which
     /// is not made.
     ///

@@ -211,6 +211,12 @@ impl Trust {
         &self.authorities
     }
 
+    /// What is revoked.
+    #[must_use]
+    pub fn revoked(&self) -> &Revocations {
+        &self.revoked
+    }
+
     /// Checks a certificate: signed by an authority that is valid itself, of this cluster, valid now, for this purpose, not revoked.
     ///
     /// # Errors

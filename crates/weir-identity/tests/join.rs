@@ -70,7 +70,7 @@ impl Cluster {
 
     /// The transaction.
     fn commit(&mut self, admission: Admission) -> Result<JoinAnswer, Condition> {
-        let Admission { conditions, token, names, issued, answer } = admission;
+        let Admission { conditions, token, names, issued, revoked, answer } = admission;
         if let Some(broken) = conditions.iter().find(|one| self.revision_of(one.record) != one.revision) {
             return Err(*broken);
         }
@@ -79,6 +79,7 @@ impl Cluster {
             *stored = used;
         }
         self.issued.push(issued);
+        self.revoked = revoked.unwrap_or_else(|| self.revoked.clone());
         self.names = names;
         Ok(answer)
     }
@@ -99,12 +100,17 @@ impl Cluster {
     }
 
     fn invite(&mut self, only_for: Option<&str>, hosts: &[&str]) -> Token {
+        self.token(only_for, hosts, false)
+    }
+
+    fn token(&mut self, only_for: Option<&str>, hosts: &[&str], readmits: bool) -> Token {
         let invitation = Invitation {
             only_for: only_for.map(name),
             hosts: hosts.iter().map(|one| host(one)).collect(),
             pins: self.authorities.iter().map(CaCertificate::fingerprint).collect(),
             endpoints: vec!["host-a:7401".parse().unwrap()],
             ttl: HOUR,
+            readmits,
         };
         let (token, record) = invite(invitation, NOW).unwrap();
         self.tokens.push(record);
@@ -255,9 +261,13 @@ fn two_nodes_do_not_get_one_name() {
     let issued: Vec<Facts> = cluster.issued.iter().map(|one| one.facts.clone()).collect();
     cluster.revoked = cluster.revoked.with_name(Holder::Node, &name("b"), &issued, "reinstalled", NOW);
     assert!(word(cluster.decide(&sent(&twin, &two, NOW), NOW)).starts_with("the name b was revoked"));
-    cluster.revoked = cluster.revoked.readmitting(Holder::Node, &name("b"));
+    let back = cluster.token(Some("b"), &[], true);
+    let second = sent(&joiner("b", &[]), &back, NOW);
+    assert!(cluster.revoked.names_node(&name("b")), "the name stays revoked until the token is used");
+    cluster.join(&sent(&twin, &back, NOW), NOW).unwrap();
+    assert!(!cluster.revoked.names_node(&name("b")));
     assert!(cluster.revoked.covering(&issued[0]).is_some(), "the former certificate stays revoked");
-    cluster.join(&sent(&twin, &two, NOW), NOW).unwrap();
+    assert!(word(cluster.decide(&second, NOW)).contains("the token was used at"));
     assert!(cluster.revoked.covering(&cluster.issued[1].facts).is_none());
     assert!(cluster.revoked.pruned(NOW + NODE_LIFETIME).serials.len() == 1);
     assert!(cluster.revoked.pruned(NOW + NODE_LIFETIME + 2 * MOST_SKEW + 1).serials.is_empty());
@@ -473,12 +483,11 @@ fn a_readmitted_name_is_not_for_the_revoked_host() {
     let host = joiner("b", &[]);
     cluster.join(&sent(&host, &token, NOW), NOW).unwrap();
     cluster.revoke("b");
-    cluster.revoked = cluster.revoked.readmitting(Holder::Node, &name("b"));
-    let void = "the token was voided at 2026-11-23T12:00:00Z, when its node was revoked; an administrator must make another one";
+    let void = "the token was withdrawn at 2026-11-23T12:00:00Z, by itself or with its node; an administrator must make another one";
     assert_eq!(word(cluster.decide(&sent(&host, &token, NOW), NOW)), void, "its own token");
     assert_eq!(word(cluster.decide(&sent(&joiner("B", &[]), &later, NOW), NOW)), void, "one for it");
     // With another token, but the key that was revoked: under its name and under another one.
-    let fresh = cluster.invite(Some("b"), &[]);
+    let fresh = cluster.token(Some("b"), &[], true);
     assert!(word(cluster.decide(&sent(&host, &fresh, NOW), NOW)).contains("this host's key was revoked"));
     // A new key is another host.
     cluster.join(&sent(&joiner("b", &[]), &fresh, NOW), NOW).unwrap();

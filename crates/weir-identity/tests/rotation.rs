@@ -25,6 +25,7 @@ fn token(pins: &[&Authority], now: u64) -> TokenRecord {
         pins: pins.iter().map(|one| fingerprint(one)).collect(),
         endpoints: vec!["a:1".parse().unwrap()],
         ttl: HOUR,
+        readmits: false,
     };
     invite(invitation, now).unwrap().1
 }

@@ -99,7 +99,14 @@ fn an_invitation_has_limits() {
     let make = |ttl, endpoints: usize| {
         let endpoints = vec!["a:1".parse().unwrap(); endpoints];
         invite(
-            Invitation { only_for: None, hosts: vec![], pins: vec![Fingerprint([1; 32])], endpoints, ttl },
+            Invitation {
+                only_for: None,
+                hosts: vec![],
+                pins: vec![Fingerprint([1; 32])],
+                endpoints,
+                ttl,
+                readmits: false,
+            },
             NOW,
         )
     };

@@ -214,7 +214,7 @@ pub struct NodeView {
     pub name: String,
     /// Its fault domain: nodes that fail together.
     pub fault_domain: String,
-    /// `up`, or `down`: it stays in the list until it is removed.
+    /// `up`; `revoked`: it runs, and the other nodes turn it away; or `down`: it stays in the list until it is removed.
     pub state: String,
     /// Since when it is down: RFC 3339, UTC.
     #[serde(default)]
@@ -252,6 +252,9 @@ impl From<&MediumSpace> for MediumView {
 impl NodeView {
     /// The state of a node whose lease stands.
     pub const UP: &str = "up";
+
+    /// The state of a node whose lease stands, and that the other nodes turn away.
+    pub const REVOKED: &str = "revoked";
 
     /// The state of any other.
     pub const DOWN: &str = "down";

@@ -16,7 +16,7 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use weir_cluster::records::{NodeRef, check_name};
 use weir_identity::{
-    CredentialStore, Endpoint, JoinAnswer, Revocations, Store, Tls, Trust, TrustStore, provider,
+    CredentialStore, Endpoint, JoinAnswer, Revocations, Store, Tls, TokenId, Trust, TrustStore, provider,
 };
 use weir_profile::Profile;
 
@@ -25,9 +25,9 @@ use crate::api::{
     Disks, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus, NodeView, Owned,
     RecordProfile, Resize, RunLoad, SetPolicy, VolumeView, Volumes,
 };
-use crate::cluster::views::{ClusterView, Invite, Invited, NewClient, Revoke, Revoked};
+use crate::cluster::views::{ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Withdraw, Withdrawn};
 
-use crate::https;
+use crate::https::{self, NoAnswer};
 use crate::identity::WallClock;
 
 /// Longest answer that is read, in bytes.
@@ -84,7 +84,7 @@ impl Client {
         let failed = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Failed, error.to_string());
         let address = url.strip_prefix(HTTPS).unwrap_or(url).trim_end_matches('/');
         let endpoint = address.parse().map_err(|error| invalid(format!("{error}")))?;
-        let (credentials, authorities) = Store::open_client(directory).map_err(|error| failed(&error))?;
+        let (credentials, authorities) = Store::open_client(directory)?;
         let cluster = credentials.facts().identity.cluster();
         let trust =
             Trust::new(cluster, authorities, Revocations::default()).map_err(|error| failed(&error))?;
@@ -283,6 +283,14 @@ impl Client {
         self.post("/v1/cluster/revoke", revoke)
     }
 
+    /// Withdraws a token.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn withdraw(&self, token: TokenId) -> Result<Withdrawn, ApiError> {
+        self.post("/v1/cluster/withdraw", &Withdraw { token })
+    }
+
     /// Issues the certificate of a client.
     ///
     /// # Errors
@@ -439,11 +447,17 @@ async fn exchange(at: &At, asked: Asked<'_>) -> Result<(StatusCode, Bytes), ApiE
         )
         .hint("is it running? See `weir lab status` or `systemctl status weir`, and its log")
     };
+    let unanswered = |no_answer: NoAnswer| match no_answer {
+        NoAnswer::Unreachable(reason) => lost(&reason),
+        NoAnswer::Refused(reason) => {
+            let message = format!("no connection to the node at {}: {reason}", at.place.display());
+            ApiError::new(ApiErrorKind::Forbidden, message)
+                .hint("an administrator makes a client's certificate: `weir cluster client NAME --role ROLE --directory DIR`")
+        }
+    };
     let (mut sender, _connection) = match &at.tls {
         None => connect(UnixStream::connect(&at.place).await.map_err(|error| lost(&error))?).await,
-        Some((endpoint, tls)) => {
-            connect(https::connect(endpoint, tls).await.map_err(|reason| lost(&reason))?).await
-        }
+        Some((endpoint, tls)) => connect(https::connect(endpoint, tls).await.map_err(unanswered)?).await,
     }
     .map_err(|error| lost(&error))?;
     let mut request = Request::builder()
@@ -457,7 +471,7 @@ async fn exchange(at: &At, asked: Asked<'_>) -> Result<(StatusCode, Bytes), ApiE
     let request = request
         .body(Full::new(Bytes::from(asked.body)))
         .map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
-    let response = sender.send_request(request).await.map_err(|error| lost(&https::reason(&error)))?;
+    let response = sender.send_request(request).await.map_err(|error| unanswered(https::reason(&error)))?;
     let status = response.status();
     let answer =
         Limited::new(response.into_body(), LONGEST_ANSWER).collect().await.map_err(|error| lost(&error))?;

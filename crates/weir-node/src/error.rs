@@ -1,6 +1,7 @@
 //! The error that every request to a node may end with.
 
 use serde::{Deserialize, Serialize};
+use weir_identity::StoreError;
 
 /// The kind of an error, by the caller's remedy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,6 +41,24 @@ pub struct ApiError {
 
 /// The code of the error of a node that has not joined the cluster yet.
 pub const NOT_JOINED: &str = "not-joined";
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> ApiError {
+        let kind = match &error {
+            StoreError::Exists { .. } => ApiErrorKind::Exists,
+            StoreError::Missing { .. } => ApiErrorKind::NotFound,
+            StoreError::Busy { .. } => ApiErrorKind::Unavailable,
+            StoreError::Forbidden { .. }
+            | StoreError::TooOpen { .. }
+            | StoreError::OtherOwner { .. }
+            | StoreError::OtherAuthority { .. } => ApiErrorKind::Refused,
+            StoreError::Full { .. } | StoreError::Damaged { .. } | StoreError::System { .. } => {
+                ApiErrorKind::Failed
+            }
+        };
+        ApiError::new(kind, error.to_string())
+    }
+}
 
 impl ApiError {
     /// An error without a hint.

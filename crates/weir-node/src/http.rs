@@ -27,7 +27,7 @@ use crate::api::{
     Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetPolicy, Volumes,
 };
 use crate::client::{FORWARDED, INTENDED_FOR};
-use crate::cluster::views::{Invite, NewClient, Revoke};
+use crate::cluster::views::{Invite, NewClient, Revoke, Withdraw};
 use crate::gate::Gate;
 use crate::metrics;
 use crate::operations::Operations;
@@ -227,6 +227,7 @@ fn of_cluster() -> Router<Operations> {
     let list = async |Ops(ops): Ops| json(ops.cluster().await);
     let invite = async |Ops(ops): Ops, Body(it): Body<Invite>| json(ops.invite(it).await);
     let revoke = async |Ops(ops): Ops, Body(it): Body<Revoke>| json(ops.revoke(it).await);
+    let withdraw = async |Ops(ops): Ops, Body(it): Body<Withdraw>| json(ops.withdraw(it).await);
     let client = async |Ops(ops): Ops, Body(it): Body<NewClient>| json(ops.new_client(it).await);
     let join = async |Ops(ops): Ops, Message(it): Message| json(ops.join(&it).await);
     let renew =
@@ -235,6 +236,7 @@ fn of_cluster() -> Router<Operations> {
         .route("/v1/cluster", get(list))
         .route("/v1/cluster/invite", post(invite))
         .route("/v1/cluster/revoke", post(revoke))
+        .route("/v1/cluster/withdraw", post(withdraw))
         .route("/v1/cluster/clients", post(client))
         .route("/v1/cluster/join", post(join))
         .route("/v1/cluster/renew", post(renew))

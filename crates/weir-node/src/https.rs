@@ -109,16 +109,49 @@ fn explained(error: &std::io::Error) -> String {
     tls.map_or_else(|| error.to_string(), explain)
 }
 
-/// The words for a failed request. In TLS 1.3 a client learns that its certificate is refused only with the first answer.
-pub fn reason(error: &hyper::Error) -> String {
+/// Why a node gave no answer.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NoAnswer {
+    /// One end does not accept the other's certificate, or the lack of one.
+    #[error("{0}")]
+    Refused(String),
+    /// It cannot be reached, or the connection ended.
+    #[error("{0}")]
+    Unreachable(String),
+}
+
+impl NoAnswer {
+    fn unreachable(error: &dyn std::fmt::Display) -> NoAnswer {
+        NoAnswer::Unreachable(error.to_string())
+    }
+
+    fn of(error: &std::io::Error) -> NoAnswer {
+        let refuses = |error: &&rustls::Error| {
+            matches!(
+                error,
+                rustls::Error::AlertReceived(_)
+                    | rustls::Error::InvalidCertificate(_)
+                    | rustls::Error::NoCertificatesPresented
+            )
+        };
+        let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
+        match tls.filter(refuses) {
+            Some(refused) => NoAnswer::Refused(explain(refused)),
+            None => NoAnswer::Unreachable(explained(error)),
+        }
+    }
+}
+
+/// Why a request failed. In TLS 1.3 a client learns that its certificate is refused only with the first answer.
+pub fn reason(error: &hyper::Error) -> NoAnswer {
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(one) = cause {
         if let Some(io) = one.downcast_ref::<std::io::Error>() {
-            return explained(io);
+            return NoAnswer::of(io);
         }
         cause = one.source();
     }
-    error.to_string()
+    NoAnswer::unreachable(error)
 }
 
 /// Open connections by address.
@@ -164,18 +197,18 @@ pub enum Answer {
 /// Posts a message to a node, and waits for its answer.
 ///
 /// # Errors
-/// There is none; in words.
+/// [`NoAnswer`].
 pub async fn post(
     endpoint: &Endpoint,
     tls: &Arc<ClientConfig>,
     path: &str,
     body: Vec<u8>,
     headers: &[(&'static str, String)],
-) -> Result<Answer, String> {
+) -> Result<Answer, NoAnswer> {
     let exchange = exchange(endpoint, tls, path, body, headers);
-    tokio::time::timeout(PATIENCE, exchange)
-        .await
-        .unwrap_or_else(|_| Err(format!("it has not answered for {} s", PATIENCE.as_secs())))
+    tokio::time::timeout(PATIENCE, exchange).await.unwrap_or_else(|_| {
+        Err(NoAnswer::Unreachable(format!("it has not answered for {} s", PATIENCE.as_secs())))
+    })
 }
 
 async fn exchange(
@@ -184,8 +217,8 @@ async fn exchange(
     path: &str,
     body: Vec<u8>,
     headers: &[(&'static str, String)],
-) -> Result<Answer, String> {
-    let words = |error: &dyn std::fmt::Display| error.to_string();
+) -> Result<Answer, NoAnswer> {
+    let words = |error: &dyn std::fmt::Display| NoAnswer::unreachable(error);
     let stream = connect(endpoint, tls).await?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(|error| words(&error))?;
@@ -208,15 +241,17 @@ async fn exchange(
         return Ok(Answer::Done(body));
     }
     let error = serde_json::from_slice(&body);
-    error.map(Answer::Refused).map_err(|_| format!("it answers with status {status}, and is no node of Weir"))
+    error.map(Answer::Refused).map_err(|_| {
+        NoAnswer::Unreachable(format!("it answers with status {status}, and is no node of Weir"))
+    })
 }
 
 /// Connects to a node, and completes the handshake.
 ///
 /// # Errors
-/// In words.
-pub async fn connect(endpoint: &Endpoint, tls: &Arc<ClientConfig>) -> Result<TlsStream<TcpStream>, String> {
-    let words = |error: &dyn std::fmt::Display| error.to_string();
+/// [`NoAnswer`].
+pub async fn connect(endpoint: &Endpoint, tls: &Arc<ClientConfig>) -> Result<TlsStream<TcpStream>, NoAnswer> {
+    let words = |error: &dyn std::fmt::Display| NoAnswer::unreachable(error);
     let stream = match &endpoint.host {
         Host::Ip(address) => TcpStream::connect((*address, endpoint.port)).await,
         Host::Dns(name) => TcpStream::connect((&**name, endpoint.port)).await,
@@ -225,5 +260,5 @@ pub async fn connect(endpoint: &Endpoint, tls: &Arc<ClientConfig>) -> Result<Tls
     // Who answers is in the certificate's URI; this name is not sent, and does not count.
     let name = ServerName::try_from("node.weir.invalid").map_err(|error| words(&error))?;
     let stream = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await;
-    stream.map_err(|error| explained(&error))
+    stream.map_err(|error| NoAnswer::of(&error))
 }

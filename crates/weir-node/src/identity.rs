@@ -4,6 +4,7 @@
 //! whoever renews the certificate [`NodeIdentity::set_credentials`]. Open connections are checked at each change of trust and
 //! regularly ([`NodeIdentity::recheck`]); those whose certificate does not count any more are ended under whoever uses them.
 
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -186,6 +187,12 @@ impl NodeIdentity {
         &self.own
     }
 
+    /// The content of this node's certificate, whether it counts or not.
+    #[must_use]
+    pub fn certificate(&self) -> Facts {
+        lock(&self.certificate).facts().clone()
+    }
+
     /// The content of this node's certificate.
     ///
     /// # Errors
@@ -194,6 +201,12 @@ impl NodeIdentity {
         let certificate = lock(&self.certificate).clone();
         self.tls.trust.get().recheck(&certificate, now())?;
         Ok(certificate.facts().clone())
+    }
+
+    /// The names of revoked nodes, as last known.
+    #[must_use]
+    pub fn revoked_nodes(&self) -> BTreeSet<String> {
+        self.tls.trust.get().revoked().nodes.keys().map(ToString::to_string).collect()
     }
 
     /// For connections from other nodes.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use tokio::task::JoinSet;
 use weir_accel::AccelConfig;
 use weir_accel::flash::{FlashDevice, FlashError};
@@ -22,10 +22,11 @@ use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::{Client, ClientConfig};
 use weir_etcd::Etcd;
 use weir_export::nbd::{ListenAddress, ListenError, Listener, ListenerConfig};
+use weir_identity::Mistrust;
 
 use crate::audit::Audit;
 use crate::backings::Backings;
-use crate::cluster::follow;
+use crate::cluster::{follow, renewal};
 use crate::config::Config;
 use crate::control::node::{Node, random};
 use crate::control::{Shards, capacity, flash};
@@ -95,6 +96,9 @@ pub enum NodeError {
     /// The registry refuses.
     #[error("the registry: {0}")]
     Registry(#[from] RegistryError),
+    /// It was revoked while it ran, and has closed its disks.
+    #[error("{0}; the other nodes turn this one away, so it has destaged and closed its disks and stopped")]
+    Revoked(Mistrust),
     /// It has stopped as it was asked to, and acknowledged writes are lost with it.
     #[error(
         "stopped, and what only this node had is lost: {}; the backings hold their last checkpoints, `weir disk export --accept-loss` \
@@ -228,7 +232,9 @@ pub async fn run_with(
     services.spawn(accept_peers(peers, Arc::clone(&node)));
     services.spawn(members::keep(Arc::clone(&node)));
     services.spawn(keep_checking(Arc::clone(&node)));
-    services.spawn(follow::keep(Arc::clone(&node), tls_address));
+    let (expel, expelled) = oneshot::channel();
+    services.spawn(follow::keep(Arc::clone(&node), tls_address, expel));
+    services.spawn(renewal::keep(Arc::clone(&node)));
     let backings = Arc::new(Backings::default());
     services.spawn(Arc::clone(&backings).watch(Arc::clone(&node)));
     let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks), backings);
@@ -238,7 +244,13 @@ pub async fn run_with(
     }
     drop(stage.send_replace(http::router(operations)));
 
-    shutdown.await;
+    let revoked = tokio::select! {
+        () = shutdown => None,
+        Ok(why) = expelled => Some(why),
+    };
+    if let Some(why) = &revoked {
+        tracing::error!(%why, "other nodes turn this one away");
+    }
     tracing::info!("stopping: destaging and closing all disks");
     let left = stop::drain(&node, &tasks).await;
     // Before its listener is closed: from then on another process may make its own there.
@@ -252,7 +264,7 @@ pub async fn run_with(
         tracing::warn!(
             "not all disks could be closed in time; their logs are on flash, or others take them over"
         );
-        return Ok(());
+        return ended(revoked);
     }
     if tokio::time::timeout(SHARDS_END, end(&node.shards, shards)).await.is_err() {
         // Nothing of it is needed: the disks are closed, and the logs on flash stay.
@@ -262,7 +274,12 @@ pub async fn run_with(
     }
     // The end of this process ends the lease in any case.
     let _ = node.registry.revoke(node.session.lease()).await;
-    Ok(())
+    ended(revoked)
+}
+
+/// A revocation is an error: what restarts the process must not do so in vain.
+fn ended(revoked: Option<Mistrust>) -> Result<(), NodeError> {
+    revoked.map_or(Ok(()), |why| Err(NodeError::Revoked(why)))
 }
 
 /// The client of the configured registry, which need not answer yet.

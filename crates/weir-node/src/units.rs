@@ -14,20 +14,21 @@ pub struct Period(pub Duration);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeriodError {
     /// A number without a unit.
-    #[error("{0:?} has no unit: write {0}s for seconds, {0}ms, {0}m for minutes or {0}h")]
+    #[error("{0:?} has no unit: write {0}s for seconds, {0}ms, {0}m for minutes, {0}h or {0}d")]
     NoUnit(String),
     /// Less than nothing.
     #[error("{0:?} is negative: a time is 0s or longer, for example 5s, 90m or 2m30s")]
     Negative(String),
     /// Anything else.
     #[error(
-        "{0:?} is not a time: write numbers with ms, s, m (or min) or h, the largest first, for example 5s, 1.5h or 2m30s"
+        "{0:?} is not a time: write numbers with ms, s, m (or min), h or d, the largest first, for example 5s, 1.5h or 2m30s"
     )]
     Unknown(String),
 }
 
 /// Names of units and their milliseconds, the largest first; of several names the first is shown.
-const PERIODS: [(&str, u64); 5] = [("h", 3_600_000), ("min", 60_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
+const PERIODS: [(&str, u64); 6] =
+    [("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("m", 60_000), ("s", 1_000), ("ms", 1)];
 
 /// Milliseconds of `12.5 s` or `2m30s`, when they are a whole number that fits. Units descend; each occurs once.
 fn parse_period(text: &str) -> Option<u64> {
@@ -125,6 +126,8 @@ mod tests {
             ("1h 0.5m", 3_630_000),
             ("90m", 5_400_000),
             ("1 h 2 min 3 s 4 ms", 3_723_004),
+            ("7d", 604_800_000),
+            ("1d 12h", 129_600_000),
         ] {
             assert_eq!(text.parse(), Ok(Period(Duration::from_millis(ms))), "{text}");
         }
@@ -135,7 +138,7 @@ mod tests {
             "1. s",
             "0.0001 s",
             "0.5 ms",
-            "1 d",
+            "1 w",
             "9999999999999999 h",
             "1 é",
             "30s2m",
@@ -154,7 +157,7 @@ mod tests {
 
     #[test]
     fn what_is_shown_reads_back() {
-        for ms in [0, 1, 250, 1000, 1500, 60_000, 3_600_000, 90_000] {
+        for ms in [0, 1, 250, 1000, 1500, 60_000, 3_600_000, 90_000, 86_400_000, 129_600_000] {
             let period = Period(Duration::from_millis(ms));
             assert_eq!(period.to_string().parse(), Ok(period));
         }

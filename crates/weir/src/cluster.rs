@@ -30,8 +30,14 @@ pub fn any_node(global: &Global) -> Result<Client, Failure> {
         if global.node.is_some() {
             return Err(Failure::usage(ONE_SOCKET));
         }
-        let url = socket.to_str().filter(|text| text.starts_with(HTTPS));
+        let url = socket.to_str().filter(|text| text.contains("://"));
         let Some(url) = url else { return Ok(Client::new(socket)) };
+        if !url.starts_with(HTTPS) {
+            return Err(Failure::usage(format!(
+                "--api {url}: nodes answer at https://HOST:PORT or at a Unix socket"
+            ))
+            .hint("api.listen and api.socket in the node's configuration say where"));
+        }
         let directory = global.credentials.as_deref().ok_or_else(|| {
             Failure::usage("an API at https:// needs a certificate: --credentials DIR")
                 .hint("`weir cluster client NAME --role ROLE --directory DIR` on a node makes one")

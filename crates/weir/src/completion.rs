@@ -1,5 +1,6 @@
-//! Shell completion of names from the cluster: disks, nodes, volumes.
+//! Shell completion of names from the cluster: disks, nodes, volumes, certificates, tokens.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -35,6 +36,24 @@ pub fn nodes() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {
         let status = client().and_then(|client| client.status().ok());
         candidates(status.into_iter().flat_map(|status| status.nodes).map(|node| node.name))
+    })
+}
+
+/// The names of nodes and clients with a certificate.
+pub fn certified() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let cluster = client().and_then(|client| client.cluster().ok());
+        let names = cluster.into_iter().flat_map(|cluster| cluster.certificates);
+        let names: BTreeSet<String> = names.map(|one| one.name.to_string()).collect();
+        candidates(names)
+    })
+}
+
+/// The ids of tokens that have not expired.
+pub fn tokens() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let cluster = client().and_then(|client| client.cluster().ok());
+        candidates(cluster.into_iter().flat_map(|cluster| cluster.tokens).map(|one| one.id.to_string()))
     })
 }
 

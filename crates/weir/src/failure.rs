@@ -7,8 +7,10 @@ use weir_lab::LabError;
 use weir_load::LoadError;
 use weir_load::verify::HistoryError;
 use weir_nbd::client::NbdError;
+use weir_node::NodeError;
 use weir_node::api::{ApiError, ApiErrorKind};
 use weir_node::config::ConfigError;
+use weir_node::identity::IdentityError;
 
 /// Name and version of the JSON that [`Failure::to_json`] writes.
 const SCHEMA: &str = "weir.error/1";
@@ -159,6 +161,20 @@ impl From<ApiError> for Failure {
             ApiErrorKind::Unavailable => FailureKind::Unavailable,
         };
         Failure::new(kind, error.message).hint(error.hint)
+    }
+}
+
+impl From<NodeError> for Failure {
+    fn from(error: NodeError) -> Failure {
+        match error {
+            NodeError::Identity(IdentityError::Store(error)) => ApiError::from(error).into(),
+            NodeError::Revoked(_)
+            | NodeError::Running(_)
+            | NodeError::Identity(IdentityError::OtherName { .. } | IdentityError::Mistrusted { .. }) => {
+                Failure::refused(error)
+            }
+            error => Failure::failed(error),
+        }
     }
 }
 

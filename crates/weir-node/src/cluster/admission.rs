@@ -20,7 +20,7 @@ pub fn authority(store: &Store, snapshot: &Snapshot) -> Result<Option<Authority>
     let authority = match store.authority() {
         Ok(authority) => authority,
         Err(StoreError::Missing { .. }) => return Ok(None),
-        Err(error) => return Err(ApiError::new(ApiErrorKind::Failed, error.to_string())),
+        Err(error) => return Err(error.into()),
     };
     let (own, signs) = (authority.certificate().fingerprint(), snapshot.signer()?.fingerprint());
     if own == signs {

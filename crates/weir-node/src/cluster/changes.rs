@@ -5,13 +5,15 @@ use std::net::SocketAddr;
 use weir_cluster::registry::{Registry, RegistryError, Transaction};
 use weir_identity::{
     CaCertificate, Condition, Endpoint, Grant, Holder, Host, Identity, Invitation, IssuedRecord, JoinAnswer,
-    MOST_ENDPOINTS, RecordId, Revocations, Store, TokenRecord, admit_client, invite as make_token, lasts,
+    MOST_ENDPOINTS, RecordId, Revocations, Store, TokenId, TokenRecord, admit_client, invite as make_token,
+    lasts,
 };
 
 use super::admission::{self, busy};
 use super::records::{Snapshot, Unusable, put, unchanged};
 use super::views::{
     CertificateView, ClusterView, Invite, Invited, NewClient, Revoke, Revoked, RevokedView, TokenView,
+    Withdrawn,
 };
 use crate::error::{ApiError, ApiErrorKind};
 use crate::timestamps::rfc3339;
@@ -44,27 +46,24 @@ pub async fn invite(registry: &dyn Registry, wanted: &Invite, now: u64) -> Resul
     for _ in 0..ATTEMPTS {
         let snapshot = Snapshot::read(registry).await?;
         snapshot.signer()?;
-        let revoked = readmitted(&snapshot, wanted)?;
+        let readmits = readmits(&snapshot, wanted)?;
         let invitation = Invitation {
             only_for: wanted.only_for.clone(),
             hosts: wanted.hosts.clone(),
             pins: snapshot.trusted().iter().map(CaCertificate::fingerprint).collect(),
             endpoints: endpoints(&snapshot)?,
             ttl: wanted.ttl_seconds,
+            readmits,
         };
         let (token, record) = make_token(invitation, now)
             .map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
         let authorities = snapshot.authorities.as_ref().map(|(_, revision)| *revision);
         // A rotation that goes on meanwhile must find the token, or the token must name its authority.
-        let mut conditions = vec![
+        let conditions = [
             Condition { record: RecordId::Authorities, revision: authorities },
             Condition { record: RecordId::Token(record.id), revision: None },
         ];
-        let mut ops = vec![put(RecordId::Token(record.id), record)];
-        if let Some(revoked) = revoked {
-            conditions.push(Condition { record: RecordId::Revocations, revision: snapshot.revoked.1 });
-            ops.push(put(RecordId::Revocations, revoked));
-        }
+        let ops = vec![put(RecordId::Token(record.id), record)];
         let compares = conditions.into_iter().map(unchanged).collect();
         if write(registry, Transaction { compares, ops }).await? {
             let expires = time(now.saturating_add(wanted.ttl_seconds));
@@ -74,19 +73,19 @@ pub async fn invite(registry: &dyn Registry, wanted: &Invite, now: u64) -> Resul
     Err(busy())
 }
 
-/// The revocations without the name of the invited node, if that is to come back.
-fn readmitted(snapshot: &Snapshot, wanted: &Invite) -> Result<Option<Revocations>, ApiError> {
+/// Whether the token is to lift the revocation of its name once a host joins with it.
+fn readmits(snapshot: &Snapshot, wanted: &Invite) -> Result<bool, ApiError> {
     let revoked = &snapshot.revoked.0;
     let is_revoked = wanted.only_for.as_ref().filter(|name| revoked.names_node(name));
     match (is_revoked, wanted.readmit, &wanted.only_for) {
-        (Some(name), true, _) => Ok(Some(revoked.readmitting(Holder::Node, name))),
+        (Some(_), true, _) => Ok(true),
         (Some(name), false, _) => Err(refused(format!("node {name} is revoked"))
             .hint("--readmit lets a host with a new key join under that name")),
         (None, true, None) => {
             Err(ApiError::new(ApiErrorKind::Invalid, "--readmit needs the name: --for NAME"))
         }
         (None, true, Some(name)) => Err(refused(format!("node {name} is not revoked"))),
-        (None, false, _) => Ok(None),
+        (None, false, _) => Ok(false),
     }
 }
 
@@ -163,9 +162,12 @@ pub async fn revoke(registry: &dyn Registry, wanted: &Revoke, now: u64) -> Resul
         }
         let voided = |one: &&TokenRecord| void.iter().any(|other| other.id == one.id);
         let open = tokens().filter(|one| one.is_open(now) && !voided(one) && one.only_for.is_none());
+        let names = if *client { &snapshot.revoked.0.clients } else { &snapshot.revoked.0.nodes };
+        let earlier = names.iter().find(|(other, _)| other.resembles(name.as_str()));
         let view = Revoked {
             kind: kind.into(),
             name: name.clone(),
+            earlier: earlier.map(|(name, by)| RevokedView::of(kind, name, by)),
             certificates: certificates.len(),
             tokens: void.iter().map(|one| one.id).collect(),
             open_tokens: open.map(|one| one.id).collect(),
@@ -189,6 +191,33 @@ pub async fn revoke(registry: &dyn Registry, wanted: &Revoke, now: u64) -> Resul
     Err(busy())
 }
 
+/// Withdraws a token, so that it admits nobody.
+///
+/// # Errors
+/// There is none of that id; it was used, and its node stays until that is revoked.
+pub async fn withdraw(registry: &dyn Registry, id: TokenId, now: u64) -> Result<Withdrawn, ApiError> {
+    for _ in 0..ATTEMPTS {
+        let snapshot = Snapshot::read(registry).await?;
+        let Some((record, revision)) = snapshot.tokens.get(&id) else {
+            let message = format!("there is no token {id}");
+            return Err(ApiError::new(ApiErrorKind::NotFound, message)
+                .hint("`weir cluster list` shows those that there are"));
+        };
+        if let Some(used) = &record.used {
+            return Err(refused(format!("token {id} was used by node {}", used.name))
+                .hint(format!("`weir cluster revoke {}` revokes that node", used.name)));
+        }
+        let done = Withdrawn { id, only_for: record.only_for.clone() };
+        let Some(withdrawn) = record.withdrawn(now) else { return Ok(done) };
+        let condition = Condition { record: RecordId::Token(id), revision: Some(*revision) };
+        let ops = vec![put(RecordId::Token(id), withdrawn)];
+        if write(registry, Transaction { compares: vec![unchanged(condition)], ops }).await? {
+            return Ok(done);
+        }
+    }
+    Err(busy())
+}
+
 /// The identities of the cluster.
 ///
 /// # Errors
@@ -207,14 +236,8 @@ pub async fn list(registry: &dyn Registry, now: u64) -> Result<ClusterView, ApiE
     });
     let revoked = &snapshot.revoked.0;
     let names = [("node", &revoked.nodes), ("client", &revoked.clients)];
-    let revoked = names.iter().flat_map(|(kind, names)| {
-        names.iter().map(|(name, by)| RevokedView {
-            kind: (*kind).into(),
-            name: name.clone(),
-            at: time(by.at),
-            reason: by.reason.clone(),
-        })
-    });
+    let revoked =
+        names.iter().flat_map(|(kind, names)| names.iter().map(|(name, by)| RevokedView::of(kind, name, by)));
     Ok(ClusterView {
         cluster,
         authorities: snapshot.trusted().iter().map(|one| one.fingerprint().to_string()).collect(),
@@ -268,7 +291,7 @@ fn certificate(snapshot: &Snapshot, record: &IssuedRecord, now: u64) -> Certific
 
 fn token(record: &TokenRecord) -> TokenView {
     let state = match (&record.void, &record.used) {
-        (Some(_), _) => "void".into(),
+        (Some(_), _) => "withdrawn".into(),
         (None, Some(used)) => format!("used by {}", used.name),
         (None, None) => "open".into(),
     };

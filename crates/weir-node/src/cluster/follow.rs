@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use weir_cluster::records::{Record, keys};
 use weir_cluster::registry::{Registry, RegistryError, Transaction};
 use weir_identity::{CaCertificate, Mistrust};
@@ -50,8 +51,9 @@ pub async fn check(
 }
 
 /// Follows the records until the node stops. While the registry is away, what it said last counts (P12). `api`: the address of
-/// this node's API over TLS.
-pub async fn keep(node: Arc<Node>, api: Option<SocketAddr>) {
+/// this node's API over TLS. `expel` gets the revocation of this node: it has to stop, because its peers turn it away, and
+/// because whoever revoked it wants nothing of it in the cluster.
+pub async fn keep(node: Arc<Node>, api: Option<SocketAddr>, expel: oneshot::Sender<Mistrust>) {
     let Some(identity) = node.identity.clone() else { return };
     let mut told = String::new();
     loop {
@@ -59,6 +61,11 @@ pub async fn keep(node: Arc<Node>, api: Option<SocketAddr>) {
             Ok(()) => String::new(),
             Err(reason) => reason,
         };
+        if let Err(why @ Mistrust::Revoked { .. }) = identity.own_certificate() {
+            // Nobody waits for it where the node stops anyway.
+            let _ = expel.send(why);
+            return;
+        }
         if !reason.is_empty() && reason != told {
             tracing::warn!(reason, "the cluster's identities: what was known last counts");
         }

@@ -38,7 +38,7 @@ pub async fn join(
             let message = format!("this host has joined a cluster already: {} exists", path.display());
             ApiError::new(ApiErrorKind::Exists, message).hint("start the node; `weir cluster list` shows it")
         }
-        error => failed(error),
+        error => error.into(),
     })?;
     let joiner = Joiner::new(key, name.clone(), hosts).map_err(failed)?;
     let tls = joining_client(&token.pins, Arc::new(WallClock), provider()).map_err(failed)?;
@@ -47,10 +47,10 @@ pub async fn join(
     let answer = ask(endpoints, &Arc::new(tls), &body).await?;
     let joined = joiner.complete(&answer, &token.pins, now()).map_err(failed)?;
     let credentials: &Credentials = &joined.credentials;
-    store.replace_trust(&joined.authorities).map_err(failed)?;
+    store.replace_trust(&joined.authorities)?;
     // Last: a host with it has joined.
-    store.create_node(credentials).map_err(failed)?;
-    store.forget_joining_key().map_err(failed)?;
+    store.create_node(credentials)?;
+    store.forget_joining_key()?;
     Ok(Joined {
         cluster: joined.cluster.to_string(),
         node: name,

@@ -4,7 +4,8 @@
 //!
 //! - [`records`]: the registry's records, read at one revision;
 //! - [`setup`]: the first node; [`joining`]: every other one, on the host that joins;
-//! - [`admission`]: the node that answers; [`changes`]: operators' requests;
+//! - [`admission`]: the node that answers; [`signers`]: requests to it; [`changes`]: operators' requests;
+//! - [`renewal`]: a running node renews its certificate;
 //! - [`follow`]: what a running node does when the records change;
 //! - [`views`]: the forms of requests and answers.
 
@@ -13,7 +14,9 @@ pub mod changes;
 pub mod follow;
 pub mod joining;
 pub mod records;
+pub mod renewal;
 pub mod setup;
+pub mod signers;
 pub mod views;
 
 /// The wall clock, by which certificates and tokens are valid: seconds since 1970.

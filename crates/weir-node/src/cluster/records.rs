@@ -89,10 +89,11 @@ pub fn unchanged(condition: Condition) -> Compare {
 /// The transaction of a decision to issue a certificate.
 #[must_use]
 pub fn transaction(admission: &Admission) -> Transaction {
-    let Admission { conditions, token, names, issued, answer: _ } = admission;
+    let Admission { conditions, token, names, issued, revoked, answer: _ } = admission;
     let mut ops =
         vec![put(RecordId::Names, names.clone()), put(RecordId::Issued(issued.facts.serial), issued.clone())];
     ops.extend(token.iter().map(|token| put(RecordId::Token(token.id), token.clone())));
+    ops.extend(revoked.iter().map(|revoked| put(RecordId::Revocations, revoked.clone())));
     Transaction { compares: conditions.iter().map(|one| unchanged(*one)).collect(), ops }
 }
 

@@ -25,7 +25,7 @@ pub fn own(config: &Config) -> Result<(Store, Name), ApiError> {
         invalid("the configuration does not set identity.directory, where this node's keys are kept".into())
             .hint("add `[identity]` with `directory = \"/var/lib/weir/identity\"`, then repeat")
     })?;
-    let store = Store::open(directory).map_err(failed)?;
+    let store = Store::open(directory)?;
     let name = config.name.parse().map_err(|error| invalid(format!("{error}")))?;
     Ok((store, name))
 }
@@ -49,9 +49,9 @@ pub async fn init(
     let issued = authority.issue_node(&name, hosts, &key.public(), now, NODE_LIFETIME).map_err(failed)?;
     let credentials = Credentials::new(key, issued.chain.clone()).map_err(failed)?;
     // No record names an earlier certificate: it counts nowhere.
-    store.replace_node(&credentials).map_err(failed)?;
-    store.replace_trust(std::slice::from_ref(authority.certificate())).map_err(failed)?;
-    store.replace_revocations(&Revocations::default()).map_err(failed)?;
+    store.replace_node(&credentials)?;
+    store.replace_trust(std::slice::from_ref(authority.certificate()))?;
+    store.replace_revocations(&Revocations::default())?;
     match registry.transact(records(&authority, &name, &issued)).await {
         Ok(_) => {}
         Err(RegistryError::Conflict { .. }) => {
@@ -80,7 +80,7 @@ fn authority(store: &Store, now: u64) -> Result<Authority, ApiError> {
     match store.authority() {
         Ok(authority) => return Ok(authority),
         Err(StoreError::Missing { .. }) => {}
-        Err(error) => return Err(failed(error)),
+        Err(error) => return Err(error.into()),
     }
     // A host of another cluster must not forget that one.
     if !matches!(store.node(), Err(StoreError::Missing { .. })) {
@@ -89,7 +89,7 @@ fn authority(store: &Store, now: u64) -> Result<Authority, ApiError> {
             .hint("move the directory of keys (identity.directory) away, or set the right registry"));
     }
     let authority = Authority::create(ClusterId::random().map_err(failed)?, now).map_err(failed)?;
-    store.create_authority(&authority).map_err(failed)?;
+    store.create_authority(&authority)?;
     Ok(authority)
 }
 

@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use weir_identity::{Host, Name, Role, TokenId};
+use weir_identity::{Host, Name, Revocation, Role, TokenId};
+
+use crate::timestamps::rfc3339;
 
 /// A new cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,7 +107,7 @@ pub struct TokenView {
     pub id: TokenId,
     /// The only name that may join with it.
     pub only_for: Option<Name>,
-    /// `open`, `used by NAME`, `void`.
+    /// `open`, `used by NAME`, `withdrawn`.
     pub state: String,
     /// When it ends: RFC 3339, UTC.
     pub expires: String,
@@ -122,6 +124,33 @@ pub struct RevokedView {
     pub at: String,
     /// Why.
     pub reason: String,
+}
+
+impl RevokedView {
+    /// The revocation `by` of a `name` of this kind.
+    #[must_use]
+    pub fn of(kind: &str, name: &Name, by: &Revocation) -> RevokedView {
+        let at = rfc3339(by.at.saturating_mul(1000));
+        RevokedView { kind: kind.into(), name: name.clone(), at, reason: by.reason.clone() }
+    }
+}
+
+/// Withdraws a token.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Withdraw {
+    /// Its id.
+    pub token: TokenId,
+}
+
+/// A token that admits nobody any more.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.cluster-withdrawn/1")]
+pub struct Withdrawn {
+    /// Its id.
+    pub id: TokenId,
+    /// The only name that could have joined with it.
+    pub only_for: Option<Name>,
 }
 
 /// Revokes a name.
@@ -149,6 +178,8 @@ pub struct Revoked {
     pub kind: String,
     /// The name.
     pub name: Name,
+    /// Its earlier revocation, which stays.
+    pub earlier: Option<RevokedView>,
     /// Certificates that count no more.
     pub certificates: usize,
     /// Tokens that admit nobody any more.

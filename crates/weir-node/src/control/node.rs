@@ -118,10 +118,19 @@ impl Node {
         }
     }
 
-    /// The nodes on which nothing is placed at present.
+    /// The nodes on which nothing is placed at present: drained, quarantined or revoked.
     #[must_use]
     pub fn barred(&self) -> BTreeSet<String> {
-        node_state::barred(&self.records.node_states(), &self.rules, weir_task::unix_millis())
+        let mut barred =
+            node_state::barred(&self.records.node_states(), &self.rules, weir_task::unix_millis());
+        barred.append(&mut self.revoked());
+        barred
+    }
+
+    /// The nodes that the other nodes turn away, as far as this node knows.
+    #[must_use]
+    pub fn revoked(&self) -> BTreeSet<String> {
+        self.identity.as_ref().map(|identity| identity.revoked_nodes()).unwrap_or_default()
     }
 
     /// The export addresses of a disk on a node.

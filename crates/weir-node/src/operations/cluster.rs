@@ -2,18 +2,14 @@
 
 use std::sync::Arc;
 
-use weir_identity::{
-    Endpoint, Fingerprint, Host, JoinAnswer, JoinRequest, LARGEST_MESSAGE, OtherEnd, RenewRequest,
-};
+use weir_identity::{JoinAnswer, JoinRequest, OtherEnd, RenewRequest};
 
 use super::{Answer, Operations};
 use crate::api::{ApiError, ApiErrorKind};
-use crate::client::FORWARDED;
 use crate::cluster::joining::JOIN;
 use crate::cluster::records::Snapshot;
-use crate::cluster::views::{ClusterView, Invite, Invited, NewClient, Revoke, Revoked};
-use crate::cluster::{admission, changes, unix_seconds as now};
-use crate::https;
+use crate::cluster::views::{ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Withdraw, Withdrawn};
+use crate::cluster::{admission, changes, signers, unix_seconds as now};
 use crate::identity::NodeIdentity;
 
 impl Operations {
@@ -55,6 +51,17 @@ impl Operations {
             self.node.journal.tell("revoked", revoked.name.as_str(), text);
         }
         Ok(revoked)
+    }
+
+    /// Withdraws a token.
+    ///
+    /// # Errors
+    /// As [`Operations::cluster`]; there is none, or it was used.
+    pub async fn withdraw(&self, wanted: Withdraw) -> Answer<Withdrawn> {
+        let withdrawn = changes::withdraw(&*self.node.registry, wanted.token, now()).await?;
+        let text = format!("token {} admits nobody any more", withdrawn.id);
+        self.node.journal.tell("withdrawn", &withdrawn.id.to_string(), text);
+        Ok(withdrawn)
     }
 
     /// Issues the certificate of a client.
@@ -112,37 +119,15 @@ impl Operations {
         })
     }
 
-    /// Has a node with the authority's key answer. What is sent proves itself, whoever carries it.
+    /// Has a node with the authority's key answer.
     async fn to_signer(&self, path: &str, body: &[u8]) -> Answer<JoinAnswer> {
-        let unavailable = |message: String| ApiError::new(ApiErrorKind::Unavailable, message);
         if self.forwarded > 0 {
-            return Err(unavailable(
-                "the request was forwarded to a node without the authority's key".into(),
+            return Err(ApiError::new(
+                ApiErrorKind::Unavailable,
+                "the request was forwarded to a node without the authority's key",
             ));
         }
-        let identity = self.identity()?;
         let snapshot = Snapshot::read(&*self.node.registry).await?;
-        let signer: Fingerprint = snapshot.signer()?.fingerprint();
-        let mut silent = Vec::new();
-        for other in snapshot.nodes.iter().filter(|one| one.signs && one.node != *identity.name()) {
-            let Some(api) = other.api else { continue };
-            let tls = identity.tls().api_client(Some(identity.credentials()), Some(&other.node));
-            let tls = Arc::new(tls.map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))?);
-            let endpoint = Endpoint { host: Host::Ip(api.ip()), port: api.port() };
-            let headers = [(FORWARDED, (self.forwarded + 1).to_string())];
-            match https::post(&endpoint, &tls, path, body.to_vec(), &headers).await {
-                Ok(https::Answer::Done(bytes)) if bytes.len() <= LARGEST_MESSAGE => {
-                    return JoinAnswer::decode(&bytes)
-                        .map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()));
-                }
-                Ok(https::Answer::Done(_)) => silent.push(format!("{}: its answer is too long", other.node)),
-                Ok(https::Answer::Refused(error)) => return Err(error),
-                Err(reason) => silent.push(format!("{}: {reason}", other.node)),
-            }
-        }
-        Err(unavailable(format!(
-            "no node with the key of the certificate authority ({signer}) answers: {}",
-            if silent.is_empty() { "none has an API over TLS".to_owned() } else { silent.join("; ") }
-        )))
+        signers::ask(self.identity()?, &snapshot, path, body, self.forwarded + 1).await
     }
 }

@@ -25,7 +25,7 @@ pub fn judge(status: &NodeStatus) -> Health {
     }
     for node in status.nodes.iter().filter(|node| node.state != NodeView::UP) {
         let since = node.down_since.as_ref().map(|since| format!(" since {since}")).unwrap_or_default();
-        found.push((HealthLevel::Degraded, format!("node {} is down{since}", node.name)));
+        found.push((HealthLevel::Degraded, format!("node {} is {}{since}", node.name, node.state)));
     }
     if status.registry.state == RegistryView::AWAY {
         let age = status.registry.age_seconds;

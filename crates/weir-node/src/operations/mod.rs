@@ -288,6 +288,10 @@ impl Operations {
     }
 
     fn live_node(&self, name: &str) -> Answer<NodeRef> {
+        if self.node.revoked().contains(name) {
+            return Err(ApiError::new(ApiErrorKind::Refused, format!("node {name} is revoked"))
+                .hint("name another node; `weir cluster list` shows the revoked ones"));
+        }
         let known = self.node.records.nodes.now().get(name).map(|record| record.node_ref());
         known.ok_or_else(|| {
             ApiError::new(ApiErrorKind::NotFound, format!("there is no node {name}, or it is down"))

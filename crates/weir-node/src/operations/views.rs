@@ -80,11 +80,12 @@ impl Operations {
 
     /// The nodes of the cluster, by name.
     pub(super) fn nodes(&self) -> Vec<NodeView> {
-        let live = self.node.records.nodes.now();
+        let (live, revoked) = (self.node.records.nodes.now(), self.node.revoked());
+        let state = |name: &String| if revoked.contains(name) { NodeView::REVOKED } else { NodeView::UP };
         let up = live.values().map(|record| NodeView {
             name: record.name.clone(),
             fault_domain: record.fault_domain.clone(),
-            state: NodeView::UP.to_owned(),
+            state: state(&record.name).to_owned(),
             down_since: None,
             peer_address: record.peer_address.to_string(),
             media: record.media.iter().map(MediumView::from).collect(),

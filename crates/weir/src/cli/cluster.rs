@@ -2,9 +2,12 @@
 
 use std::path::PathBuf;
 
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
-use weir_identity::{Endpoint, Host, Name, Role};
+use weir_identity::{Endpoint, Host, Name, Role, TokenId};
 use weir_node::units::Period;
+
+use crate::completion;
 
 pub const EXAMPLES: &str = "\
 Examples:
@@ -13,6 +16,7 @@ Examples:
   weir cluster join --token-file F     on the new host, before its node starts
   weir cluster list
   weir cluster revoke n2 --reason stolen
+  weir cluster revoke --token 0123456789abcdef
   weir cluster client eve --role viewer --directory eve
   curl --cacert eve/ca-cert.pem --cert eve/client-cert.pem \\
        --key eve/client-key.pem https://10.0.0.1:7443/v1/status";
@@ -35,10 +39,10 @@ pub enum ClusterCommand {
         /// A DNS name or address that the node's certificate may have beside its name; may be repeated.
         #[arg(long = "host", value_name = "HOST")]
         hosts: Vec<Host>,
-        /// Validity, 1min to 168h.
+        /// Validity, 1min to 7d.
         #[arg(long, default_value = "1h", value_name = "TIME")]
         ttl: Period,
-        /// Let a revoked name join again, with a new key.
+        /// Let a revoked name join again, with a new key. The name stays revoked until a host has joined with the token.
         #[arg(long, requires = "only_for")]
         readmit: bool,
     },
@@ -62,11 +66,16 @@ pub enum ClusterCommand {
     List,
     /// Revoke a node or a client: all its certificates, and the tokens for it.
     ///
-    /// Its connections end at once on every node that the registry reaches. A node cannot come back with its old key or an old token; `weir
-    /// cluster invite --readmit --for NAME` lets a host with a new key join under the name.
+    /// Its connections end at once on every node that the registry reaches, and a revoked node that runs destages and closes its disks and
+    /// stops. It cannot come back with its old key or an old token; `weir cluster invite --readmit --for NAME` lets a host with a new
+    /// key join under the name.
     Revoke {
         /// The node's name, or the client's.
-        name: Name,
+        #[arg(required_unless_present = "token", add = completion::certified())]
+        name: Option<Name>,
+        /// Withdraw a token that was not used yet, by its id, instead.
+        #[arg(long, value_name = "ID", conflicts_with_all = ["name", "client", "reason", "dry_run"], add = completion::tokens())]
+        token: Option<TokenId>,
         /// It is a client.
         #[arg(long)]
         client: bool,
@@ -104,13 +113,13 @@ pub enum ClusterCommand {
         /// The client's name; the audit log shows it.
         name: Name,
         /// viewer: look; operator: also change disks, volumes and nodes; admin: also invite and revoke.
-        #[arg(long)]
+        #[arg(long, value_parser = PossibleValuesParser::new(["viewer", "operator", "admin"]).try_map(|role| role.parse::<Role>()))]
         role: Role,
         /// A directory for the three files; made if it does not exist.
         #[arg(long, value_name = "DIR")]
         directory: PathBuf,
         /// Validity, from 10min.
-        #[arg(long, default_value = "720h", value_name = "TIME")]
+        #[arg(long, default_value = "30d", value_name = "TIME")]
         ttl: Period,
     },
 }

@@ -4,10 +4,11 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use weir_identity::{Endpoint, Grant, Joiner, Key, Name, Role, Store, Token};
+use weir_node::api::ApiError;
 use weir_node::client::Client;
 use weir_node::cluster::views::{
     CertificateView, ClientMade, ClusterView, Invite, Invited, Joined, Made, NewClient, Revoke, Revoked,
-    TokenView,
+    RevokedView, TokenView, Withdrawn,
 };
 use weir_node::cluster::{joining, setup};
 use weir_node::config::Config;
@@ -19,7 +20,7 @@ use crate::cli::{ClusterCommand, OwnArgs};
 use crate::cluster::any_node;
 use crate::failure::Failure;
 use crate::options::Global;
-use crate::output::{list, print, table};
+use crate::output::{list, note, print, table};
 
 /// Longest token that is read from a file, in bytes; a longer one is none.
 const LONGEST_FILE: u64 = 64 << 10;
@@ -37,7 +38,16 @@ pub fn run(global: &Global, command: ClusterCommand) -> Result<(), Failure> {
         }),
         ClusterCommand::Invite { only_for, hosts, ttl, readmit } => {
             let invite = Invite { only_for, hosts, ttl_seconds: ttl.0.as_secs(), readmit };
-            print(global.output, &any_node(global)?.invite(&invite)?, |it: &Invited| it.token.clone())
+            let invited = any_node(global)?.invite(&invite)?;
+            let whom =
+                invite.only_for.map_or_else(|| "any free name".to_owned(), |name| format!("node {name}"));
+            // Beside the token, so that a script gets nothing but the token.
+            note(&format!(
+                "token {id} for {whom}, until {}; `weir cluster revoke --token {id}` withdraws it",
+                invited.expires,
+                id = invited.id
+            ));
+            print(global.output, &invited, |it: &Invited| it.token.clone())
         }
         ClusterCommand::Join { endpoint, token, token_file, own } => {
             let token = read_token(token, token_file.as_deref())?;
@@ -51,7 +61,13 @@ pub fn run(global: &Global, command: ClusterCommand) -> Result<(), Failure> {
             })
         }
         ClusterCommand::List => print(global.output, &any_node(global)?.cluster()?, show),
-        ClusterCommand::Revoke { name, client, reason, dry_run, yes } => {
+        ClusterCommand::Revoke { token: Some(token), .. } => {
+            print(global.output, &any_node(global)?.withdraw(token)?, |it: &Withdrawn| {
+                format!("token {} admits nobody any more", it.id)
+            })
+        }
+        ClusterCommand::Revoke { name, client, reason, dry_run, yes, token: None } => {
+            let name = name.ok_or_else(|| Failure::usage("a name is missing"))?;
             let node = any_node(global)?;
             let revoke = Revoke { name, client, reason, dry_run };
             if !dry_run && !yes {
@@ -90,6 +106,9 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 
 fn init(own: &OwnArgs) -> Result<Made, Failure> {
     let config = Config::load(&own.config)?;
+    if config.api.listen.is_none() {
+        note("the configuration does not set api.listen: set it before other hosts join, they ask there");
+    }
     runtime()?.block_on(async {
         let registry = weir_node::registry(&config).map_err(Failure::failed)?;
         Ok(setup::init(&config, &*registry, &own.hosts, now()).await?)
@@ -125,16 +144,15 @@ fn client(
     directory: &Path,
     ttl_seconds: u64,
 ) -> Result<ClientMade, Failure> {
-    let store = Store::open(directory).map_err(Failure::failed)?;
+    let store = Store::open(directory).map_err(ApiError::from)?;
+    // Before a certificate is issued that could not be kept.
+    store.check_no_client().map_err(ApiError::from)?;
     let key = Key::generate().map_err(Failure::failed)?;
     let joiner = Joiner::new(key, name.clone(), &[]).map_err(Failure::failed)?;
     let csr = joiner.renewal().csr;
     let answer = node.new_client(&NewClient { name: name.clone(), role, csr, ttl_seconds })?;
     let made = joiner.complete_client(&answer, Grant::Role(role), now()).map_err(Failure::failed)?;
-    store.create_client(&made.credentials, &made.authorities).map_err(|error| match error {
-        error @ weir_identity::StoreError::Exists { .. } => Failure::refused(error),
-        error => Failure::failed(error),
-    })?;
+    store.create_client(&made.credentials, &made.authorities).map_err(ApiError::from)?;
     let ends = made.credentials.facts().not_after.saturating_mul(1000);
     Ok(ClientMade { name, role, directory: PathBuf::from(directory), certificate_ends: rfc3339(ends) })
 }
@@ -142,6 +160,13 @@ fn client(
 fn revoked(it: &Revoked) -> String {
     let verb = if it.done { "revoked" } else { "would revoke" };
     let mut text = format!("{verb} {} {}: {} certificates", it.kind, it.name, it.certificates);
+    if let Some(RevokedView { at, reason, .. }) = &it.earlier {
+        let because = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
+        text = format!(
+            "{} {} is revoked since {at}{because}: {} certificates",
+            it.kind, it.name, it.certificates
+        );
+    }
     if !it.tokens.is_empty() {
         text += &format!(", {} tokens", it.tokens.len());
     }

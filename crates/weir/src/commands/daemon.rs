@@ -19,7 +19,7 @@ pub fn node(arguments: &NodeArgs) -> Result<(), Failure> {
     let runtime = runtime()?;
     let result = runtime.block_on(async {
         let shutdown = shutdown()?;
-        weir_node::run(config, shutdown).await.map_err(Failure::failed)
+        Ok(weir_node::run(config, shutdown).await?)
     });
     // Work that waits for unresponsive storage must not delay the exit of a stopped node.
     runtime.shutdown_background();

@@ -100,7 +100,7 @@ impl DiskTask {
         if !self.node.barred().contains(node) {
             return Ok(());
         }
-        let message = format!("node {node} takes no disks: it is drained or quarantined");
+        let message = format!("node {node} takes no disks: it is drained, quarantined or revoked");
         Err(ApiError::new(ApiErrorKind::Refused, message).hint("name another node"))
     }
 
