@@ -27,7 +27,7 @@ use crate::api::{
 };
 use crate::cluster::views::{ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Withdraw, Withdrawn};
 
-use crate::https::{self, NoAnswer};
+use crate::https::{self, FORWARDED, NoAnswer};
 use crate::identity::WallClock;
 
 /// Longest answer that is read, in bytes.
@@ -334,9 +334,6 @@ impl Client {
 
 /// The header of a request between nodes that names the intended process ([`NodeRef`]). Any other process refuses the request.
 pub(crate) const INTENDED_FOR: &str = "weir-intended-for";
-
-/// The header with the number of times that nodes have forwarded a request.
-pub(crate) const FORWARDED: &str = "weir-forwarded";
 
 /// The target of a request between nodes.
 pub(crate) struct Other<'a> {

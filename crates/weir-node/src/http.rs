@@ -26,9 +26,10 @@ use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Disks, EventList, Export, Follow,
     Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetPolicy, Volumes,
 };
-use crate::client::{FORWARDED, INTENDED_FOR};
+use crate::client::INTENDED_FOR;
 use crate::cluster::views::{Invite, NewClient, Revoke, Withdraw};
 use crate::gate::Gate;
+use crate::https::FORWARDED;
 use crate::metrics;
 use crate::operations::Operations;
 

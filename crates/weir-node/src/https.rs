@@ -28,6 +28,9 @@ use crate::gate::Gate;
 use crate::identity::NodeIdentity;
 use crate::throttles::API_REFUSED;
 
+/// The header with the number of times that nodes have forwarded a request.
+pub(crate) const FORWARDED: &str = "weir-forwarded";
+
 /// Connections at once; further ones wait in the kernel's queue.
 const CONNECTIONS: usize = 256;
 /// Connections of one address at once; further ones are closed.

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use weir_identity::{Endpoint, Fingerprint, Host, JoinAnswer, LARGEST_MESSAGE};
 
 use super::records::Snapshot;
-use crate::client::FORWARDED;
+
 use crate::error::{ApiError, ApiErrorKind};
-use crate::https;
+use crate::https::{self, FORWARDED};
 use crate::identity::NodeIdentity;
 
 /// Has a node with the authority's key answer, other than this one. What is sent proves itself, or this node's certificate does:
