@@ -30,6 +30,7 @@ use crate::request::{self, BadRequest, Wanted};
 use crate::revocation::{Holder, Revocations};
 use crate::token::{Claim, Proof, Token};
 use crate::trust::{BadTrust, Mistrust, Purpose, Trust, signed};
+use crate::when::{self, MOST_SKEW};
 
 /// The version of the messages.
 pub const JOIN_VERSION: u64 = 1;
@@ -172,6 +173,24 @@ pub enum JoinRefused {
     /// Too late.
     #[error("this certificate of {0} has ended; join with a new token")]
     Ended(Name),
+    /// Too early.
+    #[error(
+        "this certificate of {name} is not due before {}, and the clock of the node that signs says {}; compare the clocks",
+        when::at(*.at), when::at(*.now)
+    )]
+    NotDue {
+        /// Whose.
+        name: Name,
+        /// When it is due, in seconds since 1970.
+        at: u64,
+        /// The time of the node that signs.
+        now: u64,
+    },
+    /// Renewed again and again.
+    #[error(
+        "{0} has {MOST_CERTIFICATES} valid certificates; something asks for new ones and does not use them: see the log of {0}"
+    )]
+    TooMany(Name),
     /// Not a node.
     #[error("only nodes renew their certificates here")]
     NotANode,
@@ -179,6 +198,9 @@ pub enum JoinRefused {
     #[error(transparent)]
     Authority(#[from] AuthorityError),
 }
+
+/// Certificates of one node that count at once: lost answers leave some.
+const MOST_CERTIFICATES: usize = 8;
 
 /// The names that nodes have, by [`Name::folded`], and the key of each. Every admission and renewal changes this record, and
 /// requires that nobody else has changed it meanwhile: so two decisions on one state never both count.
@@ -290,11 +312,12 @@ pub fn admit(
     let key = wanted.key.id();
     let token = invitation::redeem(token, &Presented { claim, proof, key }, now)?;
     let revoked = records.revoked.record;
-    let readmitted = revoked.names_node(name).then(|| revoked.readmitting(Holder::Node, name));
+    let issued = || records.issued.iter().map(|record| &record.facts);
+    let readmitted = revoked.names_node(name).then(|| revoked.readmitting(Holder::Node, name, issued(), now));
     if readmitted.is_some() && !token.readmits {
         return Err(JoinRefused::NameRevoked(name.clone()));
     }
-    if revoked.of_key(key, records.issued.iter().map(|record| &record.facts)).is_some() {
+    if revoked.of_key(key, issued()).is_some() {
         return Err(JoinRefused::KeyRevoked);
     }
     free(records, name, &wanted, now)?;
@@ -359,6 +382,21 @@ pub fn renew(
     }
     if now > presented.not_after {
         return Err(JoinRefused::Ended(node.name.clone()));
+    }
+    let (signer, early) =
+        (authority.certificate().fingerprint(), presented.renew_at().saturating_sub(MOST_SKEW));
+    let signed_by = records.issued.iter().find(|record| record.facts == *presented).map(|record| record.ca);
+    // Each certificate is a record, and an entry of the revocations if its holder is revoked: no holder makes as many as it likes.
+    if now < early && signed_by == Some(signer) {
+        return Err(JoinRefused::NotDue { name: node.name.clone(), at: presented.renew_at(), now });
+    }
+    let counts = |one: &&IssuedRecord| {
+        one.facts.identity == presented.identity
+            && now <= one.facts.not_after
+            && revoked.covering(&one.facts).is_none()
+    };
+    if records.issued.iter().filter(counts).count() >= MOST_CERTIFICATES {
+        return Err(JoinRefused::TooMany(node.name.clone()));
     }
     let wanted = request::read(&request.csr)?;
     request::allowed(&wanted, &presented.identity, hosts)?;

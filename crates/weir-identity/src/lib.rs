@@ -51,11 +51,11 @@
 //!
 //! *Renewal*: from [`Facts::renew_at`] on, or at once if [`Authorities::must_renew`]: [`Joiner::renewal`] over the API with the
 //! node's certificate; the answering node calls [`renew`] and writes the record; then [`Joiner::complete`],
-//! [`Store::replace_node`], [`CredentialStore::set`]. After the first handshake with the new certificate the answering node writes
+//! [`Store::replace_node`], [`CredentialStore::set`]. Then the node writes
 //! [`Revocations::with_replaced`]. A failure is an event, and is repeated.
 //!
-//! *`weir cluster revoke`*: [`Revocations::revoking_node`]; `invite --readmit`:
-//! [`Revocations::readmitting`]. *`rotate`*: a new [`Authority`], [`Store::create_next_authority`], then [`Authorities::introduce`],
+//! *`weir cluster revoke`*: [`Revocations::revoking_node`]; a join with a token of
+//! `invite --readmit`: [`Revocations::readmitting`]. *`rotate`*: a new [`Authority`], [`Store::create_next_authority`], then [`Authorities::introduce`],
 //! [`Authorities::renew`] and [`Store::promote_next_authority`], [`Authorities::retire`], each when the one before has reached
 //! everyone. *`list`*: [`IssuedRecord`]s with [`lasts`].
 

@@ -71,8 +71,8 @@ impl Revocations {
     fn by_name(&self, facts: &Facts) -> Option<&Revocation> {
         match &facts.identity {
             Identity::Authority(_) => None,
-            Identity::Node(node) => self.nodes.get(&node.name),
-            Identity::Client(client) => self.clients.get(&client.name),
+            Identity::Node(node) => find(&self.nodes, &node.name),
+            Identity::Client(client) => find(&self.clients, &client.name),
         }
     }
 
@@ -101,7 +101,7 @@ impl Revocations {
     /// The name of a node was revoked, in any case of its letters.
     #[must_use]
     pub fn names_node(&self, name: &Name) -> bool {
-        self.nodes.keys().any(|revoked| revoked.resembles(name.as_str()))
+        find(&self.nodes, name).is_some()
     }
 
     /// A certificate of this key was revoked, other than by a newer one of the same holder.
@@ -162,7 +162,7 @@ impl Revocations {
                 Identity::Node(node) => Some((Holder::Node, &node.name)),
                 Identity::Client(client) => Some((Holder::Client, &client.name)),
             };
-            if of == Some((holder, name)) {
+            if of.is_some_and(|(kind, other)| kind == holder && other.resembles(name.as_str())) {
                 list = list.with_certificate(facts, reason, now);
             }
         }
@@ -184,10 +184,17 @@ impl Revocations {
         (self.with_name(Holder::Node, name, issued, reason, now), void)
     }
 
-    /// The list without a name, so that a host may join under it again with a new key. Certificates of before stay revoked.
+    /// The list without a name, so that a host may join under it again with a new key. All certificates in `issued` that were made
+    /// for the name stay revoked, also those that a revocation beside a renewal has missed.
     #[must_use]
-    pub fn readmitting(&self, holder: Holder, name: &Name) -> Revocations {
-        let mut list = self.clone();
+    pub fn readmitting<'a>(
+        &self,
+        holder: Holder,
+        name: &Name,
+        issued: impl IntoIterator<Item = &'a Facts>,
+        now: u64,
+    ) -> Revocations {
+        let mut list = self.with_name(holder, name, issued, "before the name was readmitted", now);
         list.names(holder).retain(|other, _| !other.resembles(name.as_str()));
         list
     }
@@ -206,6 +213,12 @@ impl Revocations {
             Holder::Client => &mut self.clients,
         }
     }
+}
+
+/// The revocation of a name, in any case of its letters: two that differ only there are one.
+fn find<'a>(names: &'a BTreeMap<Name, Revocation>, name: &Name) -> Option<&'a Revocation> {
+    let resembling = || names.iter().find(|(other, _)| other.resembles(name.as_str())).map(|(_, by)| by);
+    names.get(name).or_else(resembling)
 }
 
 fn entry(facts: &Facts, reason: &str, now: u64, replaced: bool) -> RevokedSerial {

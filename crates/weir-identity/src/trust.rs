@@ -241,9 +241,10 @@ impl Trust {
     pub fn recheck(&self, other: &OtherEnd, now: u64) -> Result<(), Mistrust> {
         let OtherEnd { facts, certificate } = other;
         self.of_this_cluster(facts)?;
+        // First: a revoked node must learn that also where its certificate has ended.
+        not_revoked(facts, self.revoked.ending(facts))?;
         // Every certificate is a client's; what a server's may do was checked at the handshake.
-        signed(certificate, facts, &self.authorities, Purpose::Client, now)?;
-        not_revoked(facts, self.revoked.ending(facts))
+        signed(certificate, facts, &self.authorities, Purpose::Client, now)
     }
 
     fn of_this_cluster(&self, facts: &Facts) -> Result<(), Mistrust> {

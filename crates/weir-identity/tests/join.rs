@@ -430,7 +430,8 @@ fn only_a_node_renews_and_only_its_own() {
     let ask = |cluster: &Cluster, presented: &Facts, joiner: &Joiner, hosts: &[&str]| {
         let hosts: Vec<_> = hosts.iter().map(|one| host(one)).collect();
         let records = cluster.records(None);
-        renew(&cluster.authority, records, presented, &hosts, &joiner.renewal(), (NOW, NODE_LIFETIME))
+        let due = presented.renew_at();
+        renew(&cluster.authority, records, presented, &hosts, &joiner.renewal(), (due, NODE_LIFETIME))
     };
     assert!(ask(&cluster, facts, &joiner("b", &["b.example"]), &["b.example"]).is_ok());
     assert!(
@@ -495,6 +496,28 @@ fn a_readmitted_name_is_not_for_the_revoked_host() {
 }
 
 #[test]
+fn a_renewal_that_a_revocation_has_missed_ends_with_the_readmission() {
+    let mut cluster = Cluster::new();
+    let token = cluster.invite(None, &[]);
+    cluster.join(&sent(&joiner("b", &[]), &token, NOW), NOW).unwrap();
+    let known = cluster.issued_facts();
+    let due = known[0].renew_at();
+    let request = joiner("b", &[]).renewal();
+    let renewal =
+        renew(&cluster.authority, cluster.records(None), &known[0], &[], &request, (due, NODE_LIFETIME));
+    cluster.commit(renewal.unwrap()).unwrap();
+    // The revocation has read the certificates before; and it is spelled in another way.
+    cluster.revoked = cluster.revoked.with_name(Holder::Node, &name("B"), &known, "stolen", due);
+    let missed = cluster.issued[1].facts.clone();
+    assert!(cluster.revoked.covering(&missed).is_some(), "the name covers it");
+    let back = cluster.token(Some("b"), &[], true);
+    cluster.join(&sent(&joiner("b", &[]), &back, NOW), NOW).unwrap();
+    assert!(!cluster.revoked.names_node(&name("b")));
+    assert!(cluster.revoked.ending(&missed).is_some(), "it stays revoked by its serial number");
+    assert!(cluster.revoked.covering(&cluster.issued[2].facts).is_none());
+}
+
+#[test]
 fn a_replaced_certificate_does_not_lock_its_key_out() {
     let mut cluster = Cluster::new();
     let token = cluster.invite(None, &[]);
@@ -546,11 +569,19 @@ fn a_forged_certificate_renews_nothing() {
         "the cluster has no record of this certificate of b; whoever made it had the authority's key";
     assert!(word(ask(&cluster, &facts, NOW)).starts_with(no_record));
     cluster.issued.push(issued.record.clone());
-    assert!(ask(&cluster, &facts, NOW).is_ok());
+    let due = facts.renew_at();
+    assert!(word(ask(&cluster, &facts, due - MOST_SKEW - 1)).contains("is not due before"));
+    assert!(ask(&cluster, &facts, due - MOST_SKEW).is_ok());
     let stretched = Facts { not_after: facts.not_after + DAY, ..facts.clone() };
     assert!(word(ask(&cluster, &stretched, NOW)).starts_with(no_record));
     assert!(ask(&cluster, &facts, facts.not_after).is_ok());
     assert!(word(ask(&cluster, &facts, facts.not_after + 1)).contains("has ended; join with a new token"));
+    // Again and again, and nothing of it is used.
+    for _ in 1..8 {
+        let admission = ask(&cluster, &facts, due).unwrap();
+        cluster.commit(admission).unwrap();
+    }
+    assert!(word(ask(&cluster, &facts, due)).contains("b has 8 valid certificates"));
     // Of an authority that was removed.
     let gone = authority(1);
     cluster.authorities = vec![gone.certificate().clone()];
@@ -581,7 +612,8 @@ fn of_two_decisions_on_one_state_only_one_counts() {
         let facts = cluster.issued[0].facts.clone();
         let name = facts.identity.name().unwrap().to_string();
         let request = joiner(&name, &[]).renewal();
-        renew(&cluster.authority, cluster.records(None), &facts, &[], &request, (NOW, NODE_LIFETIME)).unwrap()
+        let due = (facts.renew_at(), NODE_LIFETIME);
+        renew(&cluster.authority, cluster.records(None), &facts, &[], &request, due).unwrap()
     };
     cluster.authorities.insert(0, authority(1).certificate().clone());
     assert_eq!(cluster.commit(join).unwrap_err().record, RecordId::Authorities);

@@ -115,9 +115,12 @@ fn explained(error: &std::io::Error) -> String {
 /// Why a node gave no answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoAnswer {
-    /// One end does not accept the other's certificate, or the lack of one.
+    /// The node does not accept this end's certificate, or the lack of one.
     #[error("{0}")]
     Refused(String),
+    /// This end does not accept the node's certificate.
+    #[error("{0}")]
+    Mistrusted(String),
     /// It cannot be reached, or the connection ended.
     #[error("{0}")]
     Unreachable(String),
@@ -129,18 +132,23 @@ impl NoAnswer {
     }
 
     fn of(error: &std::io::Error) -> NoAnswer {
-        let refuses = |error: &&rustls::Error| {
-            matches!(
-                error,
-                rustls::Error::AlertReceived(_)
-                    | rustls::Error::InvalidCertificate(_)
-                    | rustls::Error::NoCertificatesPresented
-            )
-        };
-        let tls = error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>());
-        match tls.filter(refuses) {
-            Some(refused) => NoAnswer::Refused(explain(refused)),
-            None => NoAnswer::Unreachable(explained(error)),
+        use rustls::AlertDescription as Alert;
+        match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+            Some(
+                refused @ rustls::Error::AlertReceived(
+                    Alert::BadCertificate
+                    | Alert::CertificateExpired
+                    | Alert::CertificateRequired
+                    | Alert::CertificateRevoked
+                    | Alert::CertificateUnknown
+                    | Alert::UnknownCA
+                    | Alert::AccessDenied,
+                ),
+            ) => NoAnswer::Refused(explain(refused)),
+            Some(
+                mistrusted @ (rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented),
+            ) => NoAnswer::Mistrusted(explain(mistrusted)),
+            _ => NoAnswer::Unreachable(explained(error)),
         }
     }
 }

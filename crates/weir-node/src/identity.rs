@@ -209,6 +209,19 @@ impl NodeIdentity {
         self.tls.trust.get().revoked().nodes.keys().map(ToString::to_string).collect()
     }
 
+    /// Checks whether the stored certificate opens connections: one that was replaced, which a restored backup has, does not.
+    ///
+    /// # Errors
+    /// It does not count.
+    pub fn check_stored(&self) -> Result<(), Mistrust> {
+        self.own_certificate()?;
+        match self.store.node() {
+            Ok(stored) => self.check_own(&stored),
+            // Found at the start already.
+            Err(_) => Ok(()),
+        }
+    }
+
     /// For connections from other nodes.
     #[must_use]
     pub fn peer_server(&self) -> Arc<ServerConfig> {

@@ -245,14 +245,24 @@ pub async fn run_with(
     drop(stage.send_replace(http::router(operations)));
 
     let revoked = tokio::select! {
-        () = shutdown => None,
+        () = &mut shutdown => None,
         Ok(why) = expelled => Some(why),
     };
-    if let Some(why) = &revoked {
-        tracing::error!(%why, "other nodes turn this one away");
-    }
     tracing::info!("stopping: destaging and closing all disks");
-    let left = stop::drain(&node, &tasks).await;
+    let stop_wait = Some(node.config.limits.stop_wait.0);
+    let left = match &revoked {
+        Some(why) => {
+            let text = format!("{why}: it destages and closes its disks, however long that takes, and stops");
+            tracing::error!("{text}");
+            node.journal.tell("expelled", &node.config.name, text);
+            // Its peers take no copies from it, and nobody waits for its end: what it alone has must not go with it (P1).
+            tokio::select! {
+                left = stop::drain(&node, &tasks, None) => left,
+                () = &mut shutdown => stop::drain(&node, &tasks, stop_wait).await,
+            }
+        }
+        None => stop::drain(&node, &tasks, stop_wait).await,
+    };
     // Before its listener is closed: from then on another process may make its own there.
     let _ = std::fs::remove_file(node.config.api_socket());
     services.shutdown().await;

@@ -70,12 +70,11 @@ pub fn left_behind(state_dir: &Path) -> PathBuf {
     state_dir.join("left-behind")
 }
 
-/// Destages and closes all disks. Returns what would be lost by ending now: nothing, or what had not moved for the
-/// configured time.
-pub(crate) async fn drain(node: &Arc<Node>, tasks: &Arc<Tasks>) -> Vec<Left> {
+/// Destages and closes all disks. Returns what would be lost by ending now: nothing, or what had not moved for `wait`; `None`:
+/// waits for as long as it takes.
+pub(crate) async fn drain(node: &Arc<Node>, tasks: &Arc<Tasks>, wait: Option<Duration>) -> Vec<Left> {
     node.here.stop();
     announce(node).await;
-    let wait = node.config.limits.stop_wait.0;
     let (mut seen, mut since) = (Vec::new(), Nanos::now());
     let mut closing = Box::pin(close_all(node, tasks));
     loop {
@@ -87,7 +86,7 @@ pub(crate) async fn drain(node: &Arc<Node>, tasks: &Arc<Tasks>) -> Vec<Left> {
         if now.marks != seen {
             (seen, since) = (now.marks, Nanos::now());
         }
-        if Nanos::now() - since >= wait {
+        if wait.is_some_and(|wait| Nanos::now() - since >= wait) {
             return now.left;
         }
         if closed {

@@ -297,7 +297,10 @@ fn revocation(hosts: &mut Hosts) {
     let before = hosts.place.json("cluster list --api h1/api.sock");
     assert_eq!(before["revoked"].as_array().unwrap().len(), 1, "only the client: {before}");
     assert_shape(&before, "cluster list");
-    hosts.place.ok("cluster revoke n3 --reason stolen --yes --api h1/api.sock");
+    let only = hosts.place.fails("cluster revoke n1 --yes --api h1/api.sock", 4);
+    assert!(only.contains("only node n1 has the key") && only.contains("--lose-authority"), "{only}");
+    // Two names that differ only in case are one.
+    hosts.place.ok("cluster revoke N3 --reason stolen --yes --api h1/api.sock");
     hosts.has_audit(1, "user ", "POST /v1/cluster/revoke", "done", "");
     let unknown = hosts.place.fails("cluster revoke nobody --yes --api h1/api.sock", 3);
     assert!(unknown.contains("there is no certificate and no token of node nobody"), "{unknown}");

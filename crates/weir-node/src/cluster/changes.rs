@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use weir_cluster::registry::{Registry, RegistryError, Transaction};
 use weir_identity::{
     CaCertificate, Condition, Endpoint, Grant, Holder, Host, Identity, Invitation, IssuedRecord, JoinAnswer,
-    MOST_ENDPOINTS, RecordId, Revocations, Store, TokenId, TokenRecord, admit_client, invite as make_token,
-    lasts,
+    MOST_ENDPOINTS, Name, RecordId, Revocations, Store, TokenId, TokenRecord, admit_client,
+    invite as make_token, lasts,
 };
 
 use super::admission::{self, busy};
-use super::records::{Snapshot, Unusable, put, unchanged};
+use super::records::{Announced, Snapshot, Unusable, put, unchanged};
 use super::views::{
     CertificateView, ClusterView, Invite, Invited, NewClient, Revoke, Revoked, RevokedView, TokenView,
     Withdrawn,
@@ -61,6 +61,8 @@ pub async fn invite(registry: &dyn Registry, wanted: &Invite, now: u64) -> Resul
         // A rotation that goes on meanwhile must find the token, or the token must name its authority.
         let conditions = [
             Condition { record: RecordId::Authorities, revision: authorities },
+            // A revocation meanwhile has to withdraw the token.
+            Condition { record: RecordId::Revocations, revision: snapshot.revoked.1 },
             Condition { record: RecordId::Token(record.id), revision: None },
         ];
         let ops = vec![put(RecordId::Token(record.id), record)];
@@ -135,16 +137,22 @@ pub async fn client(
 /// # Errors
 /// There is none of that name.
 pub async fn revoke(registry: &dyn Registry, wanted: &Revoke, now: u64) -> Result<Revoked, ApiError> {
-    let Revoke { name, client, reason, dry_run } = wanted;
+    let Revoke { name: given, client, reason, dry_run, lose_authority } = wanted;
     let (holder, kind) = if *client { (Holder::Client, "client") } else { (Holder::Node, "node") };
     for _ in 0..ATTEMPTS {
         let snapshot = Snapshot::read(registry).await?;
         snapshot.signer()?;
         let of_name = |one: &&IssuedRecord| match &one.facts.identity {
-            Identity::Node(node) => !client && node.name == *name,
-            Identity::Client(other) => *client && other.name == *name,
+            Identity::Node(node) => !client && node.name.resembles(given.as_str()),
+            Identity::Client(other) => *client && other.name.resembles(given.as_str()),
             Identity::Authority(_) => false,
         };
+        // As the certificate spells it: other records do.
+        let name =
+            snapshot.issued.iter().find(of_name).and_then(|one| one.facts.identity.name()).unwrap_or(given);
+        if holder == Holder::Node && !lose_authority {
+            keeps_authority(&snapshot, name)?;
+        }
         let certificates: Vec<_> = snapshot.issued.iter().filter(of_name).map(|one| &one.facts).collect();
         let tokens = || snapshot.tokens.values().map(|(token, _)| token);
         let (revoked, void): (Revocations, Vec<TokenRecord>) = match holder {
@@ -177,7 +185,11 @@ pub async fn revoke(registry: &dyn Registry, wanted: &Revoke, now: u64) -> Resul
             return Ok(view);
         }
         let revision_of = |one: &TokenRecord| snapshot.tokens.get(&one.id).map(|(_, revision)| *revision);
-        let mut conditions = vec![Condition { record: RecordId::Revocations, revision: snapshot.revoked.1 }];
+        // A join or renewal meanwhile changes the names: its certificate has to be in the list.
+        let mut conditions = vec![
+            Condition { record: RecordId::Revocations, revision: snapshot.revoked.1 },
+            Condition { record: RecordId::Names, revision: snapshot.names.1 },
+        ];
         conditions.extend(
             void.iter().map(|one| Condition { record: RecordId::Token(one.id), revision: revision_of(one) }),
         );
@@ -189,6 +201,22 @@ pub async fn revoke(registry: &dyn Registry, wanted: &Revoke, now: u64) -> Resul
         }
     }
     Err(busy())
+}
+
+/// Refuses to revoke the last node that has the authority's key.
+fn keeps_authority(snapshot: &Snapshot, name: &Name) -> Result<(), ApiError> {
+    let signs = |one: &&Announced| one.signs && !snapshot.revoked.0.names_node(&one.node);
+    let mut signers = snapshot.nodes.iter().filter(signs);
+    match (signers.next(), signers.next()) {
+        (Some(only), None) if only.node == *name => Err(refused(format!(
+            "only node {name} has the key of the certificate authority: without it no host can join, and no certificate be renewed"
+        ))
+        .hint(
+            "copy authority.pem from its identity.directory to that of another node, and restart that; or --lose-authority, if the \
+             host is gone",
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Withdraws a token, so that it admits nobody.
@@ -293,7 +321,10 @@ fn token(record: &TokenRecord) -> TokenView {
     let state = match (&record.void, &record.used) {
         (Some(_), _) => "withdrawn".into(),
         (None, Some(used)) => format!("used by {}", used.name),
-        (None, None) => "open".into(),
+        (None, None) => match &record.only_for {
+            Some(name) if record.readmits => format!("open, readmits {name}"),
+            _ => "open".into(),
+        },
     };
     TokenView { id: record.id, only_for: record.only_for.clone(), state, expires: time(record.expires) }
 }

@@ -41,8 +41,8 @@ pub async fn check(
         return Ok(());
     }
     identity.set_trust(snapshot.trusted().to_vec(), snapshot.revoked.0.clone(), |_| {})?;
-    match identity.own_certificate() {
-        Ok(_) | Err(Mistrust::Expired { .. } | Mistrust::NotYet { .. }) => Ok(()),
+    match identity.check_stored() {
+        Ok(()) | Err(Mistrust::Expired { .. } | Mistrust::NotYet { .. }) => Ok(()),
         Err(source) => {
             let directory = identity.store().directory().to_path_buf();
             Err(IdentityError::Mistrusted { directory, source })
@@ -55,16 +55,18 @@ pub async fn check(
 /// because whoever revoked it wants nothing of it in the cluster.
 pub async fn keep(node: Arc<Node>, api: Option<SocketAddr>, expel: oneshot::Sender<Mistrust>) {
     let Some(identity) = node.identity.clone() else { return };
+    let mut expel = Some(expel);
     let mut told = String::new();
     loop {
         let reason = match follow(&node, &identity, api).await {
             Ok(()) => String::new(),
             Err(reason) => reason,
         };
-        if let Err(why @ Mistrust::Revoked { .. }) = identity.own_certificate() {
-            // Nobody waits for it where the node stops anyway.
+        if let Err(why @ Mistrust::Revoked { .. }) = identity.own_certificate()
+            && let Some(expel) = expel.take()
+        {
+            // Nobody waits for it where the node stops anyway. A stop may take long: other revocations count meanwhile.
             let _ = expel.send(why);
-            return;
         }
         if !reason.is_empty() && reason != told {
             tracing::warn!(reason, "the cluster's identities: what was known last counts");

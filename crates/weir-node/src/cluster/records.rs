@@ -180,7 +180,14 @@ impl Snapshot {
                 self.made.push(revision);
             }
             key if key.starts_with(keys::ANNOUNCED) => {
-                self.nodes.push(Announced::of(entry).map_err(bad(entry))?);
+                // Each node writes its own: an unreadable one, or one in another's name, must not stop revocations.
+                match Announced::of(entry) {
+                    Ok(node) if announced(&node.node) == key => self.nodes.push(node),
+                    Ok(node) => {
+                        tracing::warn!(key, node = %node.node, "a record in another node's name is left out")
+                    }
+                    Err(error) => tracing::warn!(key, %error, "an unreadable record is left out"),
+                }
             }
             // Of a later version.
             _ => {}

@@ -27,37 +27,49 @@ const REMIND: u64 = 86_400;
 /// Attempts to write which certificate was replaced, while other changes come first.
 const ATTEMPTS: usize = 10;
 
-/// Renews the certificate when it is due, until the node stops. Open connections go on with the certificate that opened them.
+/// Renews the certificate when it is due, until the node stops. Connections that are open go on until the former one ends.
 pub async fn keep(node: Arc<Node>) {
     let Some(identity) = node.identity.clone() else { return };
-    let mut told: Option<(String, u64)> = None;
+    let (mut told, mut is_settled) = (None, false);
     loop {
-        let own = match due(&identity) {
-            Ok(own) => own,
-            Err(wait) => {
-                weir_task::sleep(wait).await;
-                continue;
-            }
-        };
-        match renew(&node, &identity, &own).await {
-            Ok(renewed) => {
-                told = None;
-                let text = format!("the certificate of {} was renewed, {}", identity.name(), lasts(&renewed));
-                node.journal.tell("certificate-renewed", identity.name().as_str(), text);
-                if let Err(error) = replaced(&*node.registry, &renewed).await {
-                    tracing::warn!(%error, "the former certificate stays valid until it ends");
+        let own = identity.certificate();
+        let left = own.renew_at().saturating_sub(now());
+        if left == 0 {
+            attempt(&node, &identity, &own, &mut told).await;
+            is_settled = false;
+        }
+        if !is_settled {
+            is_settled = match replaced(&*node.registry, &identity.certificate()).await {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::debug!(%error, "former certificates of this node stay valid for now");
+                    false
                 }
-            }
-            Err(error) => {
-                let reason = error.to_string();
-                let is_told = |(words, at): &(String, u64)| *words == reason && now() < at + REMIND;
-                if !told.as_ref().is_some_and(is_told) {
-                    let name = identity.name();
-                    let text = format!("the certificate of {name} is not renewed, {}: {reason}", lasts(&own));
-                    node.journal.tell("renewal-failed", name.as_str(), text);
-                    told = Some((reason, now()));
-                }
-                weir_task::sleep(AGAIN).await;
+            };
+        }
+        // Also after a success: a node that signs by a wrong clock must not be asked without end.
+        let pause =
+            if left == 0 || !is_settled { AGAIN } else { Duration::from_secs(left).clamp(AGAIN, LOOK) };
+        weir_task::sleep(pause).await;
+    }
+}
+
+/// Renews once, and says how that went; a failure that persists, once a day.
+async fn attempt(node: &Node, identity: &NodeIdentity, own: &Facts, told: &mut Option<(ApiErrorKind, u64)>) {
+    let name = identity.name();
+    match renew(node, identity, own).await {
+        Ok(renewed) => {
+            *told = None;
+            let text = format!("the certificate of {name} was renewed, {}", lasts(&renewed));
+            node.journal.tell("certificate-renewed", name.as_str(), text);
+        }
+        Err(error) => {
+            tracing::warn!(%error, "the certificate is not renewed");
+            // By kind: the words may have the time in them.
+            if told.is_none_or(|(kind, at)| kind != error.kind || now() >= at + REMIND) {
+                let text = format!("the certificate of {name} is not renewed, {}: {error}", lasts(own));
+                node.journal.tell("renewal-failed", name.as_str(), text);
+                *told = Some((error.kind, now()));
             }
         }
     }
@@ -65,15 +77,6 @@ pub async fn keep(node: Arc<Node>) {
 
 fn lasts(facts: &Facts) -> String {
     weir_identity::lasts(facts, now())
-}
-
-/// The certificate, if it is time to renew it; otherwise the time until the next look.
-fn due(identity: &NodeIdentity) -> Result<Facts, Duration> {
-    let own = identity.certificate();
-    match own.renew_at().saturating_sub(now()) {
-        0 => Ok(own),
-        left => Err(Duration::from_secs(left).min(LOOK)),
-    }
 }
 
 /// Gets a certificate for a new key, stores it and uses it for handshakes from now on.
@@ -103,6 +106,11 @@ async fn renew(node: &Node, identity: &NodeIdentity, own: &Facts) -> Result<Fact
     };
     let pins: Vec<_> = snapshot.trusted().iter().map(|one| one.fingerprint()).collect();
     let renewed = joiner.complete(&answer, &pins, now()).map_err(|error| failed(&error))?;
+    if renewed.credentials.facts().renew_at() <= now() {
+        return Err(failed(
+            &"the new certificate is due by this host's clock; compare it with the signing node's",
+        ));
+    }
     // Durable before it is used: what is in force must survive a restart.
     identity.store().replace_node(&renewed.credentials)?;
     identity.set_credentials(&renewed.credentials).map_err(|error| failed(&error))?;

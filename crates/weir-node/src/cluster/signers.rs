@@ -24,7 +24,7 @@ pub async fn ask(
 ) -> Result<JoinAnswer, ApiError> {
     let failed = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Failed, error.to_string());
     let signer: Fingerprint = snapshot.signer()?.fingerprint();
-    let mut silent = Vec::new();
+    let (mut silent, mut refused) = (Vec::new(), None);
     for other in snapshot.nodes.iter().filter(|one| one.signs && one.node != *identity.name()) {
         let Some(api) = other.api else { continue };
         let tls = identity.tls().api_client(Some(identity.credentials()), Some(&other.node));
@@ -32,13 +32,23 @@ pub async fn ask(
         let endpoint = Endpoint { host: Host::Ip(api.ip()), port: api.port() };
         let headers = [(FORWARDED, forwarded.to_string())];
         match https::post(&endpoint, &tls, path, body.to_vec(), &headers).await {
+            // A node says itself that it signs: another one is asked after anything but a certificate.
             Ok(https::Answer::Done(bytes)) if bytes.len() <= LARGEST_MESSAGE => {
-                return JoinAnswer::decode(&bytes).map_err(|error| failed(&error));
+                match JoinAnswer::decode(&bytes) {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) => silent.push(format!("{}: {error}", other.node)),
+                }
             }
             Ok(https::Answer::Done(_)) => silent.push(format!("{}: its answer is too long", other.node)),
-            Ok(https::Answer::Refused(error)) => return Err(error),
+            Ok(https::Answer::Refused(error)) if error.kind == ApiErrorKind::Unavailable => {
+                silent.push(format!("{}: {error}", other.node));
+            }
+            Ok(https::Answer::Refused(error)) => refused = Some(error),
             Err(reason) => silent.push(format!("{}: {reason}", other.node)),
         }
+    }
+    if let Some(refused) = refused {
+        return Err(refused);
     }
     let message = format!(
         "no node with the key of the certificate authority ({signer}) answers: {}",

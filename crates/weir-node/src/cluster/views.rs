@@ -107,7 +107,7 @@ pub struct TokenView {
     pub id: TokenId,
     /// The only name that may join with it.
     pub only_for: Option<Name>,
-    /// `open`, `used by NAME`, `withdrawn`.
+    /// `open`, `open, readmits NAME`, `used by NAME`, `withdrawn`.
     pub state: String,
     /// When it ends: RFC 3339, UTC.
     pub expires: String,
@@ -168,6 +168,9 @@ pub struct Revoke {
     /// Only say what would be revoked.
     #[serde(default)]
     pub dry_run: bool,
+    /// Also the last node that has the authority's key.
+    #[serde(default)]
+    pub lose_authority: bool,
 }
 
 /// What was revoked, or would be.

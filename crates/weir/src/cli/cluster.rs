@@ -85,6 +85,9 @@ pub enum ClusterCommand {
         /// Only say what would be revoked.
         #[arg(long)]
         dry_run: bool,
+        /// Also revoke the last node that has the authority's key: no host can join afterwards, and no certificate be renewed.
+        #[arg(long)]
+        lose_authority: bool,
         /// Revoke without asking.
         #[arg(long)]
         yes: bool,

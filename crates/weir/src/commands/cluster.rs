@@ -66,10 +66,10 @@ pub fn run(global: &Global, command: ClusterCommand) -> Result<(), Failure> {
                 format!("token {} admits nobody any more", it.id)
             })
         }
-        ClusterCommand::Revoke { name, client, reason, dry_run, yes, token: None } => {
+        ClusterCommand::Revoke { name, client, reason, dry_run, lose_authority, yes, token: None } => {
             let name = name.ok_or_else(|| Failure::usage("a name is missing"))?;
             let node = any_node(global)?;
-            let revoke = Revoke { name, client, reason, dry_run };
+            let revoke = Revoke { name, client, reason, dry_run, lose_authority };
             if !dry_run && !yes {
                 let would = node.revoke(&Revoke { dry_run: true, ..revoke.clone() })?;
                 confirm(&revoked(&would), revoke.name.as_str())?;

@@ -95,7 +95,7 @@ impl DiskTask {
         Ok(())
     }
 
-    /// A disk is not placed on a node that is drained or quarantined.
+    /// A disk is not placed on a node that is drained, quarantined or revoked.
     pub(super) fn check_takes_disks(&self, node: &str) -> Result<(), ApiError> {
         if !self.node.barred().contains(node) {
             return Ok(());
