@@ -12,7 +12,7 @@ ONLY ?=
 # Where cargo puts programs.
 TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 
-.PHONY: help setup build release demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak histories heal join fill-picture neighbours \
+.PHONY: help setup build release demo cluster-demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak histories heal join fill-picture neighbours \
   power-soak fuzz fuzz-check deny clean clean-room
 
 help: ## this list
@@ -29,6 +29,10 @@ release: ## optimised build of the `weir` binary
 
 demo: setup release ## three nodes, a killed owner, nothing lost: about three minutes
 	$(TARGET)/release/weir demo
+
+cluster-demo: setup release ## three hosts, an etcd of three members with TLS, one fault after the other: about six minutes (as root)
+	$(CARGO) build --release -p weir-lab --bin weir-lab-guest
+	scripts/cluster-demo
 
 test: setup fmt clippy doc fuzz-check unit ## all checks that a change must pass
 

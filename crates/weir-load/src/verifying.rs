@@ -124,6 +124,11 @@ impl Progress {
     pub fn longest_stall(&self) -> Duration {
         Duration::from_nanos(self.longest_stall.load(Ordering::Relaxed))
     }
+
+    /// As [`Progress::longest_stall`], since the last call.
+    pub fn take_longest_stall(&self) -> Duration {
+        Duration::from_nanos(self.longest_stall.swap(0, Ordering::Relaxed))
+    }
 }
 
 /// Locates the export: called before every attempt to connect, with the number of the attempt since the break (from 0). `None`:
