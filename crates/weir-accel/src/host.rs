@@ -1,6 +1,7 @@
 //! A replica on a shard: the protocol core of [`crate::replica`] with real channels.
 
 use std::io;
+use std::time::Duration;
 
 use weir_block::{Action, Event, Nanos, OwnerId, Reactor, Stream, Token};
 use weir_net::{Channel, ChannelError, Frame};
@@ -15,6 +16,10 @@ use crate::wire::{self, Confirm, MessageKind, Refuse, WireError};
 
 /// Connections to one replica at once: the owner's, and those of owners that come or go (P10).
 const MOST_SESSIONS: usize = 4;
+
+/// Longest time between a connection and its Hello, which an owner sends at once. Longer than any shard's pause; who has said
+/// nothing by then only takes a place (P10).
+const HELLO_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Frames read from one connection before others get their turn.
 const MOST_ROUNDS: usize = 8;
@@ -33,17 +38,29 @@ struct Session {
     channel: Channel,
     /// Its Hello was taken.
     greeted: bool,
+    /// It ends if its Hello is not taken by then.
+    hello_due: Nanos,
     /// The durable state last confirmed to the owner; `None` until its Hello is answered.
     told: Option<Held>,
     ended: bool,
 }
 
+/// What the disk's record says of its owner.
+#[derive(Debug, PartialEq, Eq)]
+struct Ownership {
+    epoch: u64,
+    node: Option<String>,
+}
+
 /// Keeps a copy of the log of a disk that another node owns.
 pub struct ReplicaHost {
     owner: OwnerId,
+    /// The newest record that this host knows; `None` before the first.
+    record: Option<Ownership>,
     replica: Replica,
     /// The copy's store, if it is on flash.
     store: Option<FlashStore>,
+    /// All of the node that `record` names.
     sessions: Vec<Session>,
     next_slot: u32,
 }
@@ -68,7 +85,7 @@ impl ReplicaHost {
     /// A replica that there is already; events of its connections go to `owner`.
     #[must_use]
     pub fn holding(owner: OwnerId, replica: Replica, store: Option<FlashStore>) -> ReplicaHost {
-        ReplicaHost { owner, replica, store, sessions: Vec::new(), next_slot: 0 }
+        ReplicaHost { owner, record: None, replica, store, sessions: Vec::new(), next_slot: 0 }
     }
 
     /// Plants a bug in a new host, so that the checks can show that they find it.
@@ -89,10 +106,12 @@ impl ReplicaHost {
         self.store.as_ref()
     }
 
-    /// The time at which a turn is due even without events: a write to flash that has not completed by then counts as failed.
+    /// The time at which a turn is due even without events: a write to flash that has not completed by then counts as failed,
+    /// and a connection without a Hello ends.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
-        self.store.as_ref().map_or(Nanos::NEVER, FlashStore::deadline)
+        let silent = self.sessions.iter().filter(|session| !session.greeted).map(|session| session.hello_due);
+        silent.chain(self.store.as_ref().map(FlashStore::deadline)).min().unwrap_or(Nanos::NEVER)
     }
 
     /// The reason why nothing becomes durable here any more; an owner cannot use this copy then.
@@ -113,16 +132,30 @@ impl ReplicaHost {
         self.sessions.iter().any(|session| session.greeted && !session.ended)
     }
 
-    /// The disk's record is in this epoch: the host accepts its owner up to a few epochs beyond. To be called whenever the
-    /// record's epoch moves, also while a connection stands; each change of policy or set is an epoch.
-    pub fn record_is_in(&mut self, epoch: u64) {
+    /// The disk's record is in this epoch and names `owner`. To be called whenever either changes, also while a connection
+    /// stands: the host accepts the owner up to a few epochs beyond. Connections of nodes that own the disk no more end, because
+    /// a former owner could go on to replace what the new one counts on (P2). News that are older than what is known change
+    /// nothing: the view of the registry lags behind what was read from it for a connection.
+    pub fn record_is(&mut self, reactor: &mut Reactor, epoch: u64, owner: Option<&str>) {
         self.replica.record_is_in(epoch);
+        if self.record.as_ref().is_some_and(|known| epoch < known.epoch) || self.replica.listens_to_all() {
+            return;
+        }
+        self.record = Some(Ownership { epoch, node: owner.map(str::to_owned) });
+        self.sessions.retain_mut(|session| {
+            if owner == Some(session.node.as_str()) {
+                return true;
+            }
+            tracing::info!(node = session.node, epoch, owner, "the connection of a former owner ends");
+            session.channel.close(reactor);
+            false
+        });
     }
 
-    /// An owner (or who thinks that it is) has connected, while the disk's record is in `known_epoch` or later.
+    /// A node has connected that owns the disk according to its record in `known_epoch`.
     ///
     /// # Errors
-    /// The connection cannot be used.
+    /// The connection cannot be used, or a newer record names another owner. The node may try again; the record is read for that.
     pub fn attach(
         &mut self,
         reactor: &mut Reactor,
@@ -130,7 +163,17 @@ impl ReplicaHost {
         known_epoch: u64,
         stream: Stream,
     ) -> io::Result<()> {
-        self.replica.record_is_in(known_epoch);
+        match &self.record {
+            Some(known) if known_epoch <= known.epoch && known.node.as_ref() != Some(&node) => {
+                let owner = known.node.as_deref().unwrap_or("nobody");
+                let text = format!(
+                    "{node} does not own the disk: {owner} does, since epoch {} or before",
+                    known.epoch
+                );
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+            }
+            _ => self.record_is(reactor, known_epoch, Some(&node)),
+        }
         if let Some(error) = self.store_error() {
             return Err(io::Error::other(format!("this node's flash has failed: {error}")));
         }
@@ -142,7 +185,9 @@ impl ReplicaHost {
         let slot = self.next_slot;
         self.next_slot = self.next_slot.wrapping_add(1);
         let channel = Channel::new(stream, Token { owner: self.owner, slot }, None, &[], reactor)?;
-        self.sessions.push(Session { slot, node, channel, greeted: false, told: None, ended: false });
+        let hello_due = reactor.now() + HELLO_DEADLINE;
+        let (greeted, told, ended) = (false, None, false);
+        self.sessions.push(Session { slot, node, channel, greeted, hello_due, told, ended });
         Ok(())
     }
 
@@ -162,11 +207,16 @@ impl ReplicaHost {
     pub fn advance(&mut self, reactor: &mut Reactor) -> bool {
         let mut more = false;
         let mut greeted = None;
+        let now = reactor.now();
         for session in &mut self.sessions {
             let before = session.greeted;
             more |= session.advance(reactor, &mut self.replica, self.store.is_none());
             if session.greeted && !before {
                 greeted = Some(session.slot);
+            }
+            if !session.greeted && session.hello_due <= now && !session.ended {
+                tracing::warn!(node = session.node, "no Hello in time: replication connection closed");
+                session.ended = true;
             }
         }
         if greeted.is_some()

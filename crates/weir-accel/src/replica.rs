@@ -144,6 +144,11 @@ impl Replica {
         is_over && !self.planted.has(Bug::IgnoreEpoch)
     }
 
+    /// A planted bug: whoever ignores epochs does not ask either whom the record names.
+    pub(crate) fn listens_to_all(&self) -> bool {
+        self.planted.has(Bug::IgnoreEpoch)
+    }
+
     /// An owner introduces itself.
     ///
     /// # Errors

@@ -57,6 +57,9 @@ pub trait Export {
     /// [`clients`](Export::clients).
     fn close(&mut self);
 
+    /// Disconnects the clients of other nodes than `node` now, also with replies outstanding. Clients of this node stay.
+    fn keep_via(&mut self, node: Option<&str>, reactor: &mut Reactor, workspace: &mut Workspace);
+
     /// Disconnects all clients now, also with replies outstanding. The layer's answers are still to be taken; done when there
     /// are no [`clients`](Export::clients).
     fn abort(&mut self, reactor: &mut Reactor, workspace: &mut Workspace);

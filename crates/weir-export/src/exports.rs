@@ -18,6 +18,16 @@ pub enum Client {
     Nbd(nbd::AcceptedClient),
 }
 
+impl Client {
+    /// The node whose client it is, if that is another one.
+    #[must_use]
+    pub fn via(&self) -> Option<&str> {
+        match self {
+            Client::Nbd(client) => client.via.as_deref(),
+        }
+    }
+}
+
 impl From<nbd::AcceptedClient> for Client {
     fn from(client: nbd::AcceptedClient) -> Client {
         Client::Nbd(client)
@@ -141,6 +151,13 @@ impl Exports {
     pub fn close(&mut self) {
         for export in self.all_mut() {
             export.close();
+        }
+    }
+
+    /// As [`Export::keep_via`], for all.
+    pub fn keep_via(&mut self, node: Option<&str>, reactor: &mut Reactor, workspace: &mut Workspace) {
+        for export in self.all_mut() {
+            export.keep_via(node, reactor, workspace);
         }
     }
 

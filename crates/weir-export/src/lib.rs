@@ -5,6 +5,7 @@
 
 mod export;
 mod exports;
+pub mod handshakes;
 pub mod nbd;
 mod workspace;
 

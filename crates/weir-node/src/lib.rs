@@ -12,6 +12,7 @@
 //! - [`members`]: the nodes of the cluster, those that are down among them.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod accept;
 pub mod access;
 pub mod api;
 mod audit;
@@ -32,6 +33,7 @@ pub mod network;
 pub mod operations;
 pub mod peer;
 pub mod plane;
+pub mod refusal;
 mod run;
 pub mod shard;
 mod stop;

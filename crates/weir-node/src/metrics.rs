@@ -64,7 +64,7 @@ mod tests {
             "# TYPE weir_shard_turns_total counter\nweir_shard_turns_total{node=\"n1\",shard=\"0\"} 0\n"
         ));
         assert!(
-            text.contains("weir_log_lines_suppressed_total{node=\"n1\",what=\"peer-turned-away\"} "),
+            text.contains("weir_log_lines_suppressed_total{node=\"n1\",what=\"peer-unproven\"} "),
             "{text}"
         );
         assert!(text.contains("weir_shard_hangs{node=\"n1\",shard=\"1\"} 1\n"), "{text}");

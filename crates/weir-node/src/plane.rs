@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::io::AsyncWriteExt;
+use tokio::sync::mpsc;
 use weir_accel::flash::FlashDevice;
-use weir_block::{Nanos, Stream};
+use weir_block::Nanos;
 use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
 use weir_cluster::migration::{MigrationError, Named};
@@ -19,6 +20,7 @@ use weir_task::JoinHandle;
 
 use crate::config::Config;
 use crate::control::disk::log_medium;
+use crate::control::grants::{GrantPlace, GrantPlaces};
 use crate::control::intents::Intents;
 use crate::control::node::{Here, Journal, Node};
 use crate::control::registry_copy::RegistryCopy;
@@ -30,6 +32,7 @@ use crate::control::{
 use crate::exports;
 use crate::identity::NodeIdentity;
 use crate::peer::{Greeting, Incoming, Network, Purpose};
+use crate::refusal::{Refusal, Why};
 use crate::shard::messages::{Command, Notice};
 
 /// Part of a lease or a grant that its holder does not count on: for clocks that run at different speeds.
@@ -40,6 +43,9 @@ const START_AGAIN: Duration = Duration::from_millis(200);
 
 /// Longest time to ask the registry who owns a disk.
 const READ: Duration = Duration::from_millis(500);
+
+/// Longest time for telling a node that is turned away.
+const PARTING: Duration = Duration::from_millis(100);
 
 /// The parts of a control plane.
 pub struct Parts {
@@ -188,73 +194,159 @@ impl Plane {
 /// Takes a connection of another node; its greeting has the purpose. `proven` is the name of that node, if it has proven one.
 ///
 /// # Errors
-/// In words: the greeting is wrong, meant for another process, or asks for something that the record does not allow; or there is
-/// no room.
+/// The greeting is wrong, meant for another process, or asks for something that the record does not allow; or there is no room.
 pub async fn welcome(
     mut stream: impl Incoming,
     node: &Arc<Node>,
-    members: Arc<Semaphore>,
+    grants: &Arc<GrantPlaces>,
     proven: Option<&str>,
-) -> Result<(), String> {
-    let greeting = Greeting::read(&mut stream).await.map_err(|error| error.to_string())?;
-    if let Some(proven) = proven.filter(|proven| *proven != greeting.owner) {
-        return Err(format!("it greets as {}, and its certificate is that of {proven}", greeting.owner));
-    }
+) -> Result<(), Refusal> {
+    let greeting = hear(&mut stream, node, proven).await?;
+    admit(stream, greeting, node, grants).await
+}
+
+/// Reads the greeting, the first half of [`welcome`].
+///
+/// # Errors
+/// It is wrong, in another's name, or meant for another process.
+pub async fn hear(
+    stream: &mut impl Incoming,
+    node: &Node,
+    proven: Option<&str>,
+) -> Result<Greeting, Refusal> {
+    let misgreeted = |reason: String| Refusal::new(Why::Misgreeted, reason);
+    let greeting = Greeting::read(stream).await.map_err(|error| misgreeted(error.to_string()))?;
     let me = node.session.node_ref();
-    if greeting.replica != me {
-        return Err(format!("it looks for {}, and this is {me}", greeting.replica));
+    let reason = match proven {
+        Some(proven) if proven != greeting.owner => {
+            format!("it greets as {}, and its certificate is that of {proven}", greeting.owner)
+        }
+        _ if greeting.replica != me => format!("it looks for {}, and this is {me}", greeting.replica),
+        _ => return Ok(greeting),
+    };
+    part(stream).await;
+    Err(misgreeted(reason))
+}
+
+/// Does what a greeting asks for if the record allows it, the second half of [`welcome`].
+///
+/// # Errors
+/// The record does not allow it, or there is no room.
+pub async fn admit(
+    mut stream: impl Incoming,
+    greeting: Greeting,
+    node: &Arc<Node>,
+    grants: &Arc<GrantPlaces>,
+) -> Result<(), Refusal> {
+    let admission = match Admission::of(greeting, node, grants).await {
+        Ok(admission) => admission,
+        Err(refusal) => {
+            part(&mut stream).await;
+            return Err(refusal);
+        }
+    };
+    let unusable = |error: std::io::Error| Refusal::new(Why::NoRoom, error);
+    match admission {
+        Admission::Grants { owner, place } => {
+            let node = Arc::clone(node);
+            weir_task::spawn(async move {
+                let _place = place;
+                if let Err(error) = grants::serve(&node, &owner, stream).await {
+                    tracing::debug!(owner, %error, "a grant connection ended");
+                }
+            });
+        }
+        Admission::Client { owner, session } => {
+            let stream = stream.into_stream().map_err(unusable)?;
+            // The shard knows whether the node still follows when it takes the client.
+            let via = Some(owner);
+            exports::attach(node, AcceptedClient { stream, leftover: Vec::new(), session, via });
+        }
+        Admission::Owner { disk, owner, record } => {
+            let (medium, known_epoch) = (log_medium(&record), record.epoch);
+            // Held until the shard has the command, so that no other log gets the same room.
+            let reserved = admission::admit(node, &disk, capacity::Role::Replica).await;
+            let _reservation = match reserved {
+                Ok(reservation) => reservation,
+                Err(reason) => {
+                    part(&mut stream).await;
+                    return Err(Refusal::new(Why::NoRoom, reason));
+                }
+            };
+            let stream = stream.into_stream().map_err(unusable)?;
+            let command = Command::Replicate { disk: disk.clone(), medium, known_epoch, owner, stream };
+            node.shards.send(&disk, command).await;
+        }
     }
-    let Greeting { disk, owner, purpose, .. } = greeting;
-    if purpose == Purpose::Grants {
-        let place = members.try_acquire_owned().map_err(|_| "too many grant connections".to_owned())?;
-        let node = Arc::clone(node);
-        weir_task::spawn(async move {
-            let _place = place;
-            if let Err(error) = grants::serve(&node, &owner, stream).await {
-                tracing::debug!(owner, %error, "a grant connection ended");
+    Ok(())
+}
+
+/// Ends a connection in the protocol's own way: the other side learns that it was turned away, and not that something broke.
+async fn part(stream: &mut impl Incoming) {
+    // Who has gone, or does not read, needs no answer.
+    let _ = weir_task::timeout(PARTING, stream.shutdown()).await;
+}
+
+/// What a greeting asks for, and the record allows.
+enum Admission {
+    /// Questions about grants, of owners on the node that connects.
+    Grants { owner: String, place: GrantPlace },
+    /// Requests of a client on another node, of a disk that is about to move there.
+    Client { owner: String, session: Session },
+    /// The owner of a disk, on another node, has its log replicated here.
+    Owner { disk: String, owner: String, record: Box<DiskRecord> },
+}
+
+impl Admission {
+    async fn of(greeting: Greeting, node: &Node, grants: &Arc<GrantPlaces>) -> Result<Admission, Refusal> {
+        let Greeting { disk, owner, purpose, .. } = greeting;
+        let not_allowed = |reason: String| Refusal::new(Why::NotAllowed, reason);
+        match purpose {
+            Purpose::Grants if !is_registered(node, &owner) => {
+                Err(not_allowed(format!("no node {owner} is registered, as far as this node knows")))
             }
-        });
-        return Ok(());
+            Purpose::Grants => match grants.take(&owner) {
+                Some(place) => Ok(Admission::Grants { owner, place }),
+                None => Err(Refusal::new(Why::NoRoom, format!("{owner} has too many grant connections"))),
+            },
+            Purpose::Client { structured_replies, extended_headers, block_sizes, base_allocation } => {
+                let follower = node.records.disk(&disk).and_then(|record| record.follower);
+                if follower.is_none_or(|follower| follower.node != owner) || node.here.get(&disk).is_none() {
+                    let reason = format!("{owner} does not follow disk {disk}, or it is not open here");
+                    return Err(not_allowed(reason));
+                }
+                let session = Session {
+                    export: disk,
+                    structured_replies,
+                    extended_headers,
+                    block_sizes,
+                    base_allocation: base_allocation.then_some(BASE_ALLOCATION_ID),
+                    flags: 0,
+                };
+                Ok(Admission::Client { owner, session })
+            }
+            Purpose::Replicate => {
+                let record = Box::new(owned_by(node, &disk, &owner).await?);
+                Ok(Admission::Owner { disk, owner, record })
+            }
+        }
     }
-    let stream = stream.into_stream().map_err(|error| error.to_string())?;
-    if let Purpose::Client { structured_replies, extended_headers, block_sizes, base_allocation } = purpose {
-        let session = Session {
-            export: disk,
-            structured_replies,
-            extended_headers,
-            block_sizes,
-            base_allocation: base_allocation.then_some(BASE_ALLOCATION_ID),
-            flags: 0,
-        };
-        return serve_follower(node, &owner, AcceptedClient { stream, leftover: Vec::new(), session });
-    }
-    replicate(node, disk, owner, stream).await
 }
 
-/// Takes requests that clients on another node make of a disk which is about to move there.
-fn serve_follower(node: &Node, from: &str, client: AcceptedClient) -> Result<(), String> {
-    let disk = &client.session.export;
-    let follower = node.records.disk(disk).and_then(|record| record.follower);
-    if follower.is_none_or(|follower| follower.node != from) || node.here.get(disk).is_none() {
-        return Err(format!("{from} does not follow disk {disk}, or it is not open here"));
-    }
-    exports::attach(node, client);
-    Ok(())
-}
-
-/// The owner of a disk, on another node, has connected to have its log replicated here.
-async fn replicate(node: &Arc<Node>, disk: String, owner: String, stream: Stream) -> Result<(), String> {
-    let record = owned_by(node, &disk, &owner).await?;
-    let (medium, known_epoch) = (log_medium(&record), record.epoch);
-    // Held until the shard has the command, so that no other log gets the same room.
-    let _reservation = admission::admit(node, &disk, capacity::Role::Replica).await?;
-    let command = Command::Replicate { disk: disk.clone(), medium, known_epoch, owner, stream };
-    node.shards.send(&disk, command).await;
-    Ok(())
+/// Whether a node of this name lives, has been a member, or owns or keeps a part of a disk. One that has lost its session still
+/// asks for grants, to go on with its disks (P12).
+fn is_registered(node: &Node, name: &str) -> bool {
+    let has_part = |record: &DiskRecord| {
+        let mut all = record.owner.iter().chain(&record.replicas);
+        all.any(|one| one.node == name) || record.former.iter().any(|former| former.node.node == name)
+    };
+    node.records.nodes.now().contains_key(name)
+        || node.records.members.now().contains_key(name)
+        || node.records.disks.now().values().any(has_part)
 }
 
 /// The record of the disk, which names `owner`. A view of the registry that does not yet show that it does is checked.
-async fn owned_by(node: &Node, disk: &str, owner: &str) -> Result<DiskRecord, String> {
+async fn owned_by(node: &Node, disk: &str, owner: &str) -> Result<DiskRecord, Refusal> {
     let is_owner = |record: &DiskRecord| record.owner.as_ref().is_some_and(|one| one.node == owner);
     if let Some(record) = node.records.disk(disk).filter(is_owner) {
         return Ok(record);
@@ -262,10 +354,16 @@ async fn owned_by(node: &Node, disk: &str, owner: &str) -> Result<DiskRecord, St
     let read = weir_task::timeout(READ, change::read(&*node.registry, disk)).await;
     let (_, record) = read
         .map_err(|_| {
-            format!("it does not own disk {disk} as far as this node knows, and the registry is away")
+            let reason =
+                format!("it does not own disk {disk} as far as this node knows, and the registry is away");
+            Refusal::new(Why::NoRoom, reason)
         })?
-        .map_err(|error| error.to_string())?;
-    if is_owner(&record) { Ok(record) } else { Err(format!("{owner} does not own disk {disk}")) }
+        .map_err(|error| Refusal::new(Why::NotAllowed, error))?;
+    if is_owner(&record) {
+        Ok(record)
+    } else {
+        Err(Refusal::new(Why::NotAllowed, format!("{owner} does not own disk {disk}")))
+    }
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::net::{TcpListener, UnixListener, UnixStream};
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
 use weir_accel::AccelConfig;
 use weir_accel::flash::{FlashDevice, FlashError};
@@ -24,6 +24,7 @@ use weir_etcd::Etcd;
 use weir_export::nbd::{ListenAddress, ListenError, Listener, ListenerConfig};
 use weir_identity::Mistrust;
 
+use crate::accept;
 use crate::audit::Audit;
 use crate::backings::Backings;
 use crate::cluster::{follow, renewal};
@@ -36,26 +37,16 @@ use crate::http;
 use crate::https;
 use crate::identity::{IdentityError, NodeIdentity};
 use crate::members;
-use crate::network::{Encrypted, Tcp, keep_checking};
+use crate::network::{Tcp, keep_checking};
 use crate::operations::Operations;
 use crate::plane::{self, Parts, Plane};
 use crate::shard::opener::Threads;
 use crate::shard::stack::{Plain, Wrap};
 use crate::shard::{Shard, ShardConfig};
 use crate::stop::{self, Left};
-use crate::throttles::{PEER_REFUSED, PEER_REFUSED_EVENT};
 
 /// Notices of the shards that wait for the control plane.
 const NOTICES: usize = 4096;
-
-/// Greetings of peers at once; further connections wait in the kernel's queue (P10).
-const GREETINGS: usize = 128;
-
-/// Connections on which other nodes ask for grants: one for each, and some for seals (P10).
-const GRANT_CONNECTIONS: usize = 256;
-
-/// Time for a peer's greeting.
-const GREETING_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Longest wait for the shards of a node that stops, once its disks are closed. They may still have a write to the flash in
 /// flight, and a flash that hangs answers late or never.
@@ -229,7 +220,7 @@ pub async fn run_with(
     let network = Arc::new(Tcp::new(identity.clone(), config.peers.plaintext));
     let parts = Parts { config, rules, registry, network, identity, shards: queues, flash, started, damaged };
     let Plane { node, tasks, services: ours } = Plane::start(parts, session, wanted).await?;
-    services.spawn(accept_peers(peers, Arc::clone(&node)));
+    services.spawn(accept::peers(peers, Arc::clone(&node)));
     services.spawn(members::keep(Arc::clone(&node)));
     services.spawn(keep_checking(Arc::clone(&node)));
     let (expel, expelled) = oneshot::channel();
@@ -438,49 +429,4 @@ async fn bind_api(path: &Path) -> Result<UnixListener, NodeError> {
         Ok(listener)
     };
     bind().map_err(system(format!("making the API's socket {}", path.display())))
-}
-
-/// Takes connections of other nodes' disks and hands each to the shard that keeps the replica.
-async fn accept_peers(listener: TcpListener, node: Arc<Node>) {
-    let room = Arc::new(Semaphore::new(GREETINGS));
-    let members = Arc::new(Semaphore::new(GRANT_CONNECTIONS));
-    let mut greetings = JoinSet::new();
-    loop {
-        let place = Arc::clone(&room).acquire_owned().await.expect("the semaphore is never closed");
-        while greetings.try_join_next().is_some() {}
-        match listener.accept().await {
-            Ok((stream, from)) => {
-                let (node, members) = (Arc::clone(&node), Arc::clone(&members));
-                greetings.spawn(async move {
-                    let _place = place;
-                    let welcome = welcome(stream, &node, members);
-                    let reason = match tokio::time::timeout(GREETING_DEADLINE, welcome).await {
-                        Ok(Ok(())) => return,
-                        Ok(Err(reason)) => reason,
-                        Err(_) => "it did not greet in time".to_owned(),
-                    };
-                    if let Some(left_out) = PEER_REFUSED.pass(Nanos::now()) {
-                        tracing::warn!(%from, reason, left_out, "a peer was turned away");
-                    }
-                    // Rarely: events of an attacker must not displace others.
-                    if node.identity.is_some() && PEER_REFUSED_EVENT.pass(Nanos::now()).is_some() {
-                        let text = format!("a connection from {from} was turned away: {reason}");
-                        node.journal.tell("peer-refused", &node.config.name, text);
-                    }
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a peer");
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
-}
-
-/// Takes one connection of another node: the handshake, if this node has an identity, and the greeting.
-async fn welcome(stream: TcpStream, node: &Arc<Node>, members: Arc<Semaphore>) -> Result<(), String> {
-    let Some(identity) = &node.identity else { return plane::welcome(stream, node, members, None).await };
-    let link = Encrypted::accept(identity, stream).await?;
-    let proven = link.node().map_err(|error| error.to_string())?.to_owned();
-    plane::welcome(link, node, members, Some(&proven)).await
 }

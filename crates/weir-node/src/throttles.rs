@@ -4,12 +4,38 @@ use std::time::Duration;
 
 use weir_block::Throttle;
 
-/// A peer is turned away.
-pub(crate) static PEER_REFUSED: Throttle = Throttle::new("peer-turned-away", Duration::from_secs(1));
+use crate::refusal::Why;
 
-/// An event says that a peer is turned away.
-pub(crate) static PEER_REFUSED_EVENT: Throttle =
-    Throttle::new("peer-turned-away-event", Duration::from_secs(10));
+/// Shortest time between two lines of the log for one kind of refused peers.
+const LINE: Duration = Duration::from_secs(1);
+
+/// Shortest time between two such events.
+const EVENT: Duration = Duration::from_secs(10);
+
+/// Peers that are turned away, in the log, by the reason: one kind of noise must not hide another.
+static PEER_SILENT: Throttle = Throttle::new("peer-silent", LINE);
+static PEER_UNPROVEN: Throttle = Throttle::new("peer-unproven", LINE);
+static PEER_MISGREETED: Throttle = Throttle::new("peer-misgreeted", LINE);
+static PEER_NOT_ALLOWED: Throttle = Throttle::new("peer-not-allowed", LINE);
+static PEER_NO_ROOM: Throttle = Throttle::new("peer-no-room", LINE);
+
+/// The same as events.
+static PEER_SILENT_EVENT: Throttle = Throttle::new("peer-silent-event", EVENT);
+static PEER_UNPROVEN_EVENT: Throttle = Throttle::new("peer-unproven-event", EVENT);
+static PEER_MISGREETED_EVENT: Throttle = Throttle::new("peer-misgreeted-event", EVENT);
+static PEER_NOT_ALLOWED_EVENT: Throttle = Throttle::new("peer-not-allowed-event", EVENT);
+static PEER_NO_ROOM_EVENT: Throttle = Throttle::new("peer-no-room-event", EVENT);
+
+/// The limits of lines and of events that say that a peer was turned away.
+pub(crate) fn turned_away(why: Why) -> (&'static Throttle, &'static Throttle) {
+    match why {
+        Why::Silent => (&PEER_SILENT, &PEER_SILENT_EVENT),
+        Why::Unproven => (&PEER_UNPROVEN, &PEER_UNPROVEN_EVENT),
+        Why::Misgreeted => (&PEER_MISGREETED, &PEER_MISGREETED_EVENT),
+        Why::NotAllowed => (&PEER_NOT_ALLOWED, &PEER_NOT_ALLOWED_EVENT),
+        Why::NoRoom => (&PEER_NO_ROOM, &PEER_NO_ROOM_EVENT),
+    }
+}
 
 /// A client of a disk that follows its guest is turned away.
 pub(crate) static FOLLOWER_REFUSED: Throttle = Throttle::new("follower-turned-away", Duration::from_secs(1));
@@ -31,13 +57,21 @@ pub(crate) static JOIN_FAILED: Throttle = Throttle::new("not-joined-again", Dura
 pub(crate) static LOOK_FAILED: Throttle = Throttle::new("look-failed", Duration::from_secs(10));
 
 /// All limits of this process.
-pub(crate) fn all() -> [&'static Throttle; 9] {
+pub(crate) fn all() -> [&'static Throttle; 17] {
     [
         &API_REFUSED,
         &NBD_REFUSED,
         &NBD_REFUSED_EVENT,
-        &PEER_REFUSED,
-        &PEER_REFUSED_EVENT,
+        &PEER_SILENT,
+        &PEER_SILENT_EVENT,
+        &PEER_UNPROVEN,
+        &PEER_UNPROVEN_EVENT,
+        &PEER_MISGREETED,
+        &PEER_MISGREETED_EVENT,
+        &PEER_NOT_ALLOWED,
+        &PEER_NOT_ALLOWED_EVENT,
+        &PEER_NO_ROOM,
+        &PEER_NO_ROOM_EVENT,
         &LOOK_FAILED,
         &FOLLOWER_REFUSED,
         &JOIN_FAILED,

@@ -332,10 +332,16 @@ async fn idle_disks_have_no_part_in_the_turns_of_a_busy_one() {
 
 /// A client without block sizes. Its socket, and the connection for the shard.
 fn plain_client() -> (std::os::unix::net::UnixStream, weir_export::Client) {
+    client_via(None)
+}
+
+/// As [`plain_client`], of another node.
+fn client_via(node: Option<&str>) -> (std::os::unix::net::UnixStream, weir_export::Client) {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     theirs.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
     let session = weir_nbd::server::Session { export: "disk".into(), ..Default::default() };
-    (theirs, weir_export::nbd::AcceptedClient { stream: ours.into(), leftover: Vec::new(), session }.into())
+    let (leftover, via) = (Vec::new(), node.map(str::to_owned));
+    (theirs, weir_export::nbd::AcceptedClient { stream: ours.into(), leftover, session, via }.into())
 }
 
 /// A write across two blocks, from the middle of the first to the middle of the second; returns its error number.
@@ -350,6 +356,41 @@ fn write_across_blocks(socket: &mut std::os::unix::net::UnixStream, cookie: u64)
     let mut reply = [0; 16];
     socket.read_exact(&mut reply)?;
     Ok(u32::from_be_bytes([reply[4], reply[5], reply[6], reply[7]]))
+}
+
+/// P2: who followed a disk may have kept its connection, or have connected just before it stopped to follow.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_former_follower_reaches_the_disk_neither_on_an_old_connection_nor_on_a_new_one() {
+    let rig = Rig::new();
+    rig.open("disk").await;
+    let attach = async |node: Option<&str>| {
+        let (socket, client) = client_via(node);
+        rig.shards.send("", Command::Attach { disk: "disk".into(), client: Box::new(client) }).await;
+        socket
+    };
+    let follower_is = async |node: Option<&str>| {
+        let (disk, node) = ("disk".to_owned(), node.map(str::to_owned));
+        rig.shards.send("", Command::FollowerIs { disk, node }).await;
+    };
+    let writes = async |mut socket: std::os::unix::net::UnixStream| {
+        let write = move || write_across_blocks(&mut socket, 1).is_ok().then_some(socket);
+        tokio::task::spawn_blocking(write).await.unwrap()
+    };
+    let own = attach(None).await;
+    assert!(writes(attach(Some("b")).await).await.is_none(), "nobody follows");
+    follower_is(Some("b")).await;
+    let former = writes(attach(Some("b")).await).await.expect("the follower");
+    assert!(writes(attach(Some("c")).await).await.is_none(), "another node");
+    follower_is(Some("b")).await;
+    let former = writes(former).await.expect("it still follows");
+    follower_is(Some("c")).await;
+    assert!(writes(former).await.is_none(), "an old connection");
+    assert!(writes(attach(Some("b")).await).await.is_none(), "a new connection");
+    let next = writes(attach(Some("c")).await).await.expect("the follower now");
+    follower_is(None).await;
+    assert!(writes(next).await.is_none());
+    assert!(writes(own).await.is_some(), "this node's clients have nothing to do with it");
+    rig.stop().await;
 }
 
 /// The reads at the ends of such a write and the load's are on the same accelerator: each takes its own answers alone.

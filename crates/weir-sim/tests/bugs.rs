@@ -7,7 +7,8 @@ use weir_sim::{Bug, find, run};
 const SEEDS: u64 = 200;
 
 /// Rare bugs, each with a seed that finds it; `weir-sim bugs` finds others when the faults have changed.
-const RARE: [(Bug, u64); 11] = [
+const RARE: [(Bug, u64); 12] = [
+    (Bug::IgnoreCopyEpoch, 456),
     (Bug::ForgetBypassed, 8489),
     (Bug::ForgetFormer, 1343),
     (Bug::DestageInheritedInParts, 8010),
@@ -15,7 +16,7 @@ const RARE: [(Bug, u64); 11] = [
     (Bug::KeepUninherited, 1555),
     (Bug::KeepForeignLog, 3105),
     (Bug::ForgetRewind, 898),
-    (Bug::KeepPinned, 363),
+    (Bug::KeepPinned, 377),
     (Bug::OpenWhileFenced, 1750),
     (Bug::SkipSeal, 3165),
     (Bug::SkipFreedPart, 1065),

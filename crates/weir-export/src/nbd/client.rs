@@ -17,6 +17,8 @@ pub struct AcceptedClient {
     pub leftover: Vec<u8>,
     /// The result of the handshake.
     pub session: Session,
+    /// The node whose client it is, if that is another one ([`crate::Exports::keep_via`]).
+    pub via: Option<String>,
 }
 
 /// What a listener needs of the node: called on the control plane, must not block.

@@ -114,8 +114,9 @@ impl NbdDisk {
         let entry = self.connections.vacant_entry();
         let index = u32::try_from(entry.key()).expect("the number of connections is limited");
         let token = Token { owner: self.owner, slot: index };
-        let AcceptedClient { stream, leftover, session } = client;
+        let AcceptedClient { stream, leftover, session, via } = client;
         let connection = entry.insert(Connection::new(stream, &session, leftover, token, workspace)?);
+        connection.via = via;
         if self.hold.is_some() {
             connection.pause();
         }
@@ -344,6 +345,18 @@ impl NbdDisk {
         self.close();
         for (_, connection) in &mut self.connections {
             connection.close(reactor, workspace, &mut self.meter);
+        }
+        self.flush(reactor, workspace);
+    }
+
+    /// Disconnects the clients of other nodes than `node`, whatever they are owed. This node's own stay.
+    pub fn keep_via(&mut self, node: Option<&str>, reactor: &mut Reactor, workspace: &mut Workspace) {
+        for index in self.indices() {
+            let connection = &mut self.connections[index as usize];
+            if connection.via.as_deref().is_some_and(|via| Some(via) != node) {
+                connection.close(reactor, workspace, &mut self.meter);
+                self.list_flush(index);
+            }
         }
         self.flush(reactor, workspace);
     }

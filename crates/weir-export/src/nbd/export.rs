@@ -59,6 +59,10 @@ impl Export for NbdDisk {
         NbdDisk::close(self);
     }
 
+    fn keep_via(&mut self, node: Option<&str>, reactor: &mut Reactor, workspace: &mut Workspace) {
+        NbdDisk::keep_via(self, node, reactor, workspace);
+    }
+
     fn abort(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
         NbdDisk::abort(self, reactor, workspace);
     }

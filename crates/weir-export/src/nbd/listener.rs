@@ -15,9 +15,9 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use weir_nbd::server::Directory;
 
 use super::client::{AcceptedClient, Attach};
-use super::handshakes::{Handshakes, Heard, Origin};
 use super::negotiation::{End, shake_hands};
 use super::secure;
+use crate::handshakes::{Handshakes, Heard, Origin};
 
 /// Connections that the kernel keeps until they are accepted (it caps this by `net.core.somaxconn`).
 const BACKLOG: i32 = 4096;

@@ -13,7 +13,6 @@ mod connection;
 mod disk;
 mod edges;
 mod export;
-mod handshakes;
 mod hold;
 mod listener;
 mod negotiation;

@@ -11,7 +11,7 @@ use weir_nbd::protocol::TlsMode;
 use weir_nbd::server::{Directory, HandshakeError, Session, Step, TlsHandshake, TlsStep};
 
 use super::client::AcceptedClient;
-use super::handshakes::Heard;
+use crate::handshakes::Heard;
 
 /// Why a handshake ended without a session.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +67,7 @@ pub(super) async fn shake_hands<S: Plain>(
     match negotiate(&mut stream, &mut handshake, directory, &mut out).await? {
         Agreed::Session(session) => {
             let (stream, leftover) = (stream.stream.into_fd()?.into(), handshake.into_leftover());
-            Ok(AcceptedClient { stream, leftover, session })
+            Ok(AcceptedClient { stream, leftover, session, via: None })
         }
         Agreed::Tls => Err(io::Error::other("TLS begins where it was not offered").into()),
     }

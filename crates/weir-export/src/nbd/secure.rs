@@ -19,8 +19,8 @@ use weir_nbd::protocol::TlsMode;
 use weir_nbd::server::{Directory, ExportInfo, HandshakeError, Listed, NotServed, TlsHandshake};
 
 use super::client::{AcceptedClient, Attach};
-use super::handshakes::Heard;
 use super::negotiation::{Agreed, End, Noted, negotiate};
+use crate::handshakes::Heard;
 
 /// Time for a refused client to read why. Without it, the kernel answers what the client sends meanwhile by a reset, and the
 /// client shows that instead.
@@ -77,7 +77,7 @@ pub(super) async fn shake_hands(
     let (socket, connection) = stream.into_inner();
     let fd = OwnedFd::from(socket.stream.into_std()?);
     let stream = weir_net::tls::protect(fd, Connection::Server(connection), Some(kept))?;
-    Ok(AcceptedClient { stream, leftover: handshake.into_leftover(), session })
+    Ok(AcceptedClient { stream, leftover: handshake.into_leftover(), session, via: None })
 }
 
 /// The TLS handshake. `refused` gets the reason if one end does not accept the other.

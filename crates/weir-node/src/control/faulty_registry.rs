@@ -29,6 +29,8 @@ pub struct RegistryFaults {
     pub hung: AtomicBool,
     /// All are lost, and their senders learn of it at once.
     pub refuses: AtomicBool,
+    /// Reads so far.
+    pub reads: AtomicUsize,
     /// Reads and listings are not answered.
     pub away: AtomicBool,
     /// So many listings are not answered.
@@ -78,6 +80,7 @@ fn unheard<T>() -> Result<T, RegistryError> {
 
 impl Registry for FaultyRegistry {
     fn get<'a>(&'a self, key: &'a str) -> Pending<'a, Option<Entry>> {
+        self.faults.reads.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
             if self.faults.away.load(Ordering::Relaxed) || self.faults.deaf.load(Ordering::Relaxed) {
                 return unheard();

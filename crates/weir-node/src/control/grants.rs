@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
@@ -16,14 +16,60 @@ use weir_cluster::right::EPOCH_LEAD;
 use weir_cluster::view::Seen;
 use weir_task::JoinHandle;
 
+use super::change::ChangeError;
 use super::rights::key;
 use super::rights::wire::{Answer, Ask, FrameError, MOST_ENTRIES, Question, Refused, Verdict};
 use super::{Node, change};
 
 use crate::peer::{Duplex, Greeting, Purpose};
 
-/// Longest time to ask the registry for a record that a question is about.
+/// Longest time to ask the registry for the records that one question is about.
 const READ: Duration = Duration::from_millis(500);
+
+/// Most records that are read from the registry for one question. An owner's question is ahead of this node's view for moments
+/// only, and it asks again.
+const MOST_READS: usize = 16;
+
+/// Connections of one node at once. It has at most half as many open ([`Rights::place_to_ask`](super::rights::Rights::place_to_ask)), and those that it
+/// has given up may not have been found ended yet (P10).
+const MOST_FROM_ONE: usize = 8;
+
+/// The grant connections of other nodes: each node has its own places, so that none can block another's seals.
+#[derive(Debug, Default)]
+pub struct GrantPlaces(Mutex<BTreeMap<String, usize>>);
+
+/// A place for one connection, as long as it lives.
+#[derive(Debug)]
+pub struct GrantPlace {
+    all: Arc<GrantPlaces>,
+    node: String,
+}
+
+impl GrantPlaces {
+    /// A place for a connection of `node`; `None` if it has too many.
+    #[must_use]
+    pub fn take(self: &Arc<GrantPlaces>, node: &str) -> Option<GrantPlace> {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.entry(node.to_owned()).or_default();
+        if *count == MOST_FROM_ONE {
+            return None;
+        }
+        *count += 1;
+        Some(GrantPlace { all: Arc::clone(self), node: node.to_owned() })
+    }
+}
+
+impl Drop for GrantPlace {
+    fn drop(&mut self) {
+        let mut counts = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.node) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.node);
+            }
+        }
+    }
+}
 
 /// Keeps the rights of the disks that this node owns alive, and ends those of disks that the registry gives to others.
 pub async fn run(node: Arc<Node>) {
@@ -119,6 +165,7 @@ async fn renew(
 /// The member cannot be reached, or refuses; in words.
 pub async fn seal(node: &Node, member: &str, disk: &str, epoch: u64) -> Result<Nanos, String> {
     let ask = async {
+        let _place = node.rights.place_to_ask(member).await;
         let mut connection = Connection::open(node, member).await?;
         connection.ask(Ask::Seal, &[(disk.to_owned(), epoch)]).await
     };
@@ -151,6 +198,7 @@ pub async fn others_hear(node: &Node, record: &DiskRecord) -> bool {
     let others = set.members().iter().filter(|member| *member != me && live.contains_key(*member));
     for member in others {
         let ask = async {
+            let _place = node.rights.place_to_ask(member).await;
             let mut connection = Connection::open(node, member).await?;
             connection.ask(Ask::Heard, &[(record.name.clone(), record.epoch)]).await
         };
@@ -209,7 +257,7 @@ pub async fn serve(node: &Node, from: &str, mut stream: impl Duplex) -> Result<(
         };
         let Question { number, ask, disks } = question?;
         let mut verdicts = Vec::with_capacity(disks.len());
-        let mut records = Records { node, from, reachable: true };
+        let mut records = Records { node, from, reads: MOST_READS, until: None };
         for (disk, epoch) in &disks {
             if ask == Ask::Heard {
                 let known = node.records.disk(disk).filter(|record| node.rights.hears(&key(record), *epoch));
@@ -250,8 +298,10 @@ fn answer(node: &Node, ask: Ask, from: &str, key: &str, epoch: u64, known: u64) 
 struct Records<'a> {
     node: &'a Node,
     from: &'a str,
-    /// The registry has answered, as far as it was asked: one question waits for it once at most.
-    reachable: bool,
+    /// So many more records may be read.
+    reads: usize,
+    /// The end of the time for reading them, once it has begun: a registry that is away, or slow, is waited for once.
+    until: Option<Nanos>,
 }
 
 impl Records<'_> {
@@ -274,18 +324,22 @@ impl Records<'_> {
             Seen::Unreadable { .. } => return None,
             Seen::Nothing => {}
         }
-        if !self.reachable {
+        let now = Nanos::now();
+        let left = *self.until.get_or_insert(now + READ) - now;
+        if self.reads == 0 || left.is_zero() {
             return None;
         }
-        match weir_task::timeout(READ, change::read(&*self.node.registry, disk)).await {
+        self.reads -= 1;
+        match weir_task::timeout(left, change::read(&*self.node.registry, disk)).await {
             Ok(Ok((_, record))) => {
                 let answers = epoch < record.epoch || self.names_owner(&record);
                 answers.then(|| (key(&record), record.epoch))
             }
-            Ok(Err(_)) | Err(_) => {
-                self.reachable = false;
+            Ok(Err(ChangeError::Registry(_))) | Err(_) => {
+                self.reads = 0;
                 None
             }
+            Ok(Err(_)) => None,
         }
     }
 }

@@ -125,7 +125,7 @@ enum Next {
 
 impl Relay {
     fn new(node: Arc<Node>, operations: Operations, client: AcceptedClient) -> io::Result<Relay> {
-        let AcceptedClient { stream, leftover, session } = client;
+        let AcceptedClient { stream, leftover, session, .. } = client;
         let (me, stream) = (node.session.node_ref(), Stream::new(stream.into_fd()?)?);
         Ok(Relay { node, operations, me, stream, received: leftover, session, owner: None })
     }
@@ -135,10 +135,9 @@ impl Relay {
             Next::End => {}
             Next::Here => {
                 let (stream, leftover) = (self.stream.into_fd()?, self.received);
-                super::attach(
-                    &self.node,
-                    AcceptedClient { stream: stream.into(), leftover, session: self.session },
-                );
+                let client =
+                    AcceptedClient { stream: stream.into(), leftover, session: self.session, via: None };
+                super::attach(&self.node, client);
             }
         }
         Ok(())

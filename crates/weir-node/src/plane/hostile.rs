@@ -5,13 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use weir_accel::lineage::Lineage;
-use weir_accel::wire::{Batch, Hello, MessageKind};
-use weir_cluster::records::{Mode, NodeRef, Policy, Record, Source, keys};
+use weir_accel::owner::Held;
+use weir_accel::wire::{Batch, Confirm, Hello, MessageKind, Refuse};
+use weir_cluster::records::{FormerOwner, MemberRecord, Mode, NodeRef, Policy, Record, Source, keys};
 use weir_net::frame;
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::control::disk::tests::{SOON, disk_of_a, node};
+use crate::control::disk::tests::{SOON, disk_of_a, node, node_at};
+use crate::control::faulty_registry::RegistryFaults;
 use crate::control::rights::key;
 use crate::control::rights::wire::{Answer, Ask, Question, Verdict};
 
@@ -27,7 +29,7 @@ async fn greet(node: &Arc<Node>, proven: &str, greeting: &Greeting) -> Attempt {
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     stream.write_all(&greeting.encode()).await.unwrap();
     let accepted = listener.accept().await.unwrap().0;
-    let welcomed = welcome(accepted, node, Arc::new(Semaphore::new(9)), Some(proven)).await;
+    let welcomed = welcome(accepted, node, &Arc::default(), Some(proven)).await.map_err(|error| error.reason);
     Attempt { stream, welcomed }
 }
 
@@ -42,8 +44,13 @@ const CLIENT: Purpose = Purpose::Client {
     base_allocation: false,
 };
 
-/// Disk `d` is owned here and replicated to `b`; disk `e` is owned by `b` and replicated here; `b` is dead, if nobody says so yet.
+/// Disk `d` is owned here and replicated to `b`; disk `e` is owned by `b`, formerly by `c`, and replicated here; `b` is dead, if
+/// nobody says so yet. `m` is a member of the cluster and has no part in either.
 async fn two_disks(node: &Arc<Node>) -> [DiskRecord; 2] {
+    let m = MemberRecord { name: "m".into(), fault_domain: "default".into(), down_since_unix_ms: None };
+    node.registry.transact(m.create(keys::member("m"))).await.unwrap();
+    let mut members = node.records.members.changes();
+    members.wait_for(|known| known.contains_key("m")).await.unwrap();
     let replicated = |record: &mut DiskRecord| {
         (record.mode, record.replicas) = (Mode::WriteBack, vec![NodeRef::new("b", 7)]);
     };
@@ -52,7 +59,7 @@ async fn two_disks(node: &Arc<Node>) -> [DiskRecord; 2] {
     let source = Source::File { name: "e".into() };
     let mut e = DiskRecord::new("e", "v", source, 1 << 20, 512, Policy::WriteBack(1));
     (e.owner, e.epoch, e.replicas) = (Some(NodeRef::new("b", 7)), 5, vec![NodeRef::new("a", 1)]);
-    e.mode = Mode::WriteBack;
+    (e.mode, e.former) = (Mode::WriteBack, vec![FormerOwner::silent(NodeRef::new("c", 1), 4)]);
     node.registry.transact(e.create(keys::disk("e"))).await.unwrap();
     let mut disks = node.records.disks.changes();
     disks.wait_for(|known| known.contains_key("e")).await.unwrap();
@@ -86,6 +93,9 @@ async fn a_greeting_beyond_the_record_is_refused_whatever_it_says() {
         // A member is not the owner, and the owner of one disk not that of another.
         ("b", greeting("d", "b", Purpose::Replicate), "b does not own disk d"),
         ("b", greeting("d", "b", CLIENT), "does not follow"),
+        ("c", greeting("e", "c", Purpose::Replicate), "c does not own disk e"),
+        // A certificate alone makes no node of the cluster.
+        ("x", greeting("", "x", Purpose::Grants), "no node x is registered"),
     ] {
         let attempt = greet(&node, proven, &asked).await;
         let reason = attempt.welcomed.expect_err("welcomed");
@@ -117,21 +127,42 @@ async fn frames_behind_a_refused_greeting_reach_nobody() {
     let hello = Hello::new(6, Lineage::new(5).continued(6, 0), 0, true);
     let batch =
         Batch { epoch: 6.into(), first: 1.into(), freed: 0.into(), count: 0.into(), complete: 1.into() };
-    let mut frames = Vec::new();
-    frame::encode(&mut frames, MessageKind::Hello as u16, 0, hello.as_bytes(), 0);
-    frame::encode(&mut frames, MessageKind::Batch as u16, 1, batch.as_bytes(), 0);
+    let held = Held { epoch: 6, last: 9, freed: 9, gap: 9, complete: true };
+    let (confirm, refuse) = (Confirm::new(held), Refuse { epoch: 99.into() });
+    let metas = [
+        (MessageKind::Hello, hello.as_bytes()),
+        (MessageKind::Batch, batch.as_bytes()),
+        (MessageKind::Confirm, confirm.as_bytes()),
+        (MessageKind::Refuse, refuse.as_bytes()),
+    ];
+    // Each kind alone, and all of them.
+    let alone = metas.iter().map(|one| vec![*one]);
+    let streams: Vec<Vec<u8>> = alone
+        .chain([metas.to_vec()])
+        .map(|some| {
+            let mut frames = Vec::new();
+            for (number, (kind, meta)) in (0..).zip(some) {
+                frame::encode(&mut frames, kind as u16, number, meta, 0);
+            }
+            frames
+        })
+        .collect();
     // A read and a write of NBD's transmission phase.
     let nbd = [&[0x25, 0x60, 0x95, 0x13, 0, 0, 0, 0][..], &[0; 20]].concat();
-    for (asked, behind) in [
-        (greeting("e", "m", Purpose::Replicate), &frames),
-        (greeting("d", "m", Purpose::Replicate), &frames),
-        (greeting("d", "m", CLIENT), &nbd),
-    ] {
+    let asks = |from: &'static str| {
+        let replicate = ["d", "e"].map(|disk| greeting(disk, from, Purpose::Replicate));
+        let replicate =
+            replicate.into_iter().flat_map(|asked| streams.iter().map(move |one| (asked.clone(), one)));
+        replicate.chain([(greeting("d", from, CLIENT), &nbd), (greeting("e", from, CLIENT), &nbd)])
+    };
+    // A stranger to both disks, and the former owner of one.
+    for (asked, behind) in asks("m").chain(asks("c")) {
+        let from = asked.owner.clone();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         stream.write_all(&[&asked.encode(), &behind[..]].concat()).await.unwrap();
         let accepted = listener.accept().await.unwrap().0;
-        assert!(welcome(accepted, &node, Arc::new(Semaphore::new(9)), Some("m")).await.is_err());
+        assert!(welcome(accepted, &node, &Arc::default(), Some(&from)).await.is_err());
         assert!(is_dead(stream).await, "an answer to {asked:?}");
     }
     while let Ok(command) = told.try_recv() {
@@ -186,4 +217,98 @@ async fn grants_and_seals_are_the_owners_alone() {
     // What is no question ends the connection.
     owner.write_all(&[0xff; 64]).await.unwrap();
     assert!(is_dead(owner).await);
+}
+
+/// Whoever owned or followed a disk has its certificate still. What the record says now counts.
+#[tokio::test]
+async fn a_former_owner_and_a_former_follower_are_refused_as_any_other_node() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    two_disks(&node).await;
+    let change = async |disk: &str, change: &dyn Fn(&mut DiskRecord)| {
+        let (entry, mut record) = change::read(&*node.registry, disk).await.unwrap();
+        change(&mut record);
+        node.registry.transact(record.replace(&entry)).await.unwrap();
+        let mut disks = node.records.disks.changes();
+        let seen = disks.wait_for(|known| known.get(disk) == Some(&record));
+        tokio::time::timeout(SOON, seen).await.expect("a record that can be read").unwrap();
+    };
+    let refused = async |from: &str, asked: Greeting, words: &str| {
+        let attempt = greet(&node, from, &asked).await;
+        let reason = attempt.welcomed.expect_err("welcomed");
+        assert!(reason.contains(words), "{asked:?}: {reason:?} says nothing of {words:?}");
+        assert!(is_dead(attempt.stream).await, "{asked:?}");
+    };
+    let (follows, owns) = (greeting("d", "f", CLIENT), greeting("e", "b", Purpose::Replicate));
+    change("d", &|d| d.follower = Some(NodeRef::new("f", 1))).await;
+    greet(&node, "f", &follows).await.welcomed.expect("the follower");
+    greet(&node, "b", &owns).await.welcomed.expect("the owner");
+    change("d", &|d| d.follower = None).await;
+    change("e", &|e| (e.owner, e.epoch) = (Some(NodeRef::new("c", 1)), 6)).await;
+    while told.try_recv().is_ok() {}
+    refused("f", follows.clone(), "does not follow").await;
+    refused("b", owns.clone(), "b does not own disk e").await;
+    change("d", &|d| d.follower = Some(NodeRef::new("g", 1))).await;
+    refused("f", follows, "does not follow").await;
+    change("e", &|e| {
+        (e.owner, e.epoch, e.mode) = (None, 7, Mode::WriteThrough);
+        e.replicas.clear();
+    })
+    .await;
+    refused("b", owns, "b does not own disk e").await;
+    while let Ok(command) = told.try_recv() {
+        assert!(command.starts_with("Status"), "a shard has heard of it: {command}");
+    }
+}
+
+/// A node with very many connections for grants must not keep others from sealing, or their owners from their grants.
+#[tokio::test]
+async fn no_node_takes_the_places_of_others_for_grants() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    two_disks(&node).await;
+    let places = Arc::default();
+    let connect = async |name: &str| {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        stream.write_all(&greeting("", name, Purpose::Grants).encode()).await.unwrap();
+        let accepted = listener.accept().await.unwrap().0;
+        welcome(accepted, &node, &places, Some(name)).await.map(|()| stream)
+    };
+    let mut taken = Vec::new();
+    for _ in 0..600 {
+        taken.extend(connect("m").await.ok());
+    }
+    assert!((1..=8).contains(&taken.len()), "{} connections", taken.len());
+    let mut owner = connect("b").await.expect("another node has places of its own");
+    ask(&mut owner, Ask::Renew { length: Duration::from_secs(1), granted: true }, "e", 5).await.unwrap();
+    // They are given back.
+    taken.clear();
+    let again = async {
+        loop {
+            if connect("m").await.is_ok() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(SOON, again).await.expect("a place");
+}
+
+/// A question about very many disks must not become as many requests to the registry.
+#[tokio::test]
+async fn a_question_costs_the_registry_a_bounded_number_of_reads() {
+    let (directory, faults) = (tempfile::tempdir().unwrap(), Arc::new(RegistryFaults::default()));
+    let (node, _told) = node_at(directory.path(), Arc::clone(&faults)).await;
+    two_disks(&node).await;
+    let Attempt { mut stream, welcomed } = greet(&node, "m", &greeting("", "m", Purpose::Grants)).await;
+    welcomed.unwrap();
+    let before = faults.reads.load(Ordering::Relaxed);
+    let disks = (0..1000).map(|number| (format!("disk-{number}"), 7)).collect();
+    let question = Question { number: 1, ask: Ask::Seal, disks };
+    stream.write_all(&question.encode()).await.unwrap();
+    let answer = tokio::time::timeout(SOON, Answer::read(&mut stream)).await.unwrap().unwrap();
+    assert!(answer.verdicts.len() == 1000 && answer.verdicts.iter().all(Result::is_err));
+    let reads = faults.reads.load(Ordering::Relaxed) - before;
+    assert!((1..=32).contains(&reads), "{reads} reads");
 }

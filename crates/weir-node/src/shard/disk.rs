@@ -35,6 +35,8 @@ pub struct Disk {
     pub name: String,
     kind: BackingKind,
     exports: Exports,
+    /// The node whose clients may use the disk beside this node's own.
+    follower: Option<String>,
     top: Box<dyn Top>,
     backing_id: OwnerId,
     life: Life,
@@ -109,6 +111,7 @@ impl Disk {
             name: open.disk.clone(),
             kind: open.backing.clone(),
             exports: Exports::new(reactor),
+            follower: None,
             top: config.wrap.top(&open.disk, Metered::observed("accel", accel, DiskProfile::new())),
             backing_id,
             life: Life::Serving,
@@ -224,9 +227,25 @@ impl Disk {
             tracing::warn!(disk = self.name, "client not taken: a load overwrites the disk");
             return;
         }
+        if client.via().is_some_and(|via| self.follower.as_deref() != Some(via)) {
+            // Whoever has just begun to follow tries again.
+            tracing::info!(
+                disk = self.name,
+                via = client.via(),
+                "client not taken: its node does not follow"
+            );
+            return;
+        }
         if let Err(error) = self.exports.attach(client, workspace) {
             tracing::warn!(disk = self.name, %error, "client not taken");
         }
+    }
+
+    /// Clients on `node` may use the disk from now on, and those of no other node but this one.
+    pub fn set_follower(&mut self, node: Option<String>, reactor: &mut Reactor, workspace: &mut Workspace) {
+        self.exports.keep_via(node.as_deref(), reactor, workspace);
+        self.follower = node;
+        self.touched = true;
     }
 
     pub fn on_client_event(&mut self, event: &Event) {

@@ -90,6 +90,8 @@ pub enum Command {
     ReleaseDisk { disk: String, keep: bool, done: oneshot::Sender<()> },
     /// This node is to own the disk next: have it in the replica set. `None`: no longer.
     Successor { disk: String, node: Option<String> },
+    /// Clients on this node may use the disk, and those of no other node beside the owner's: disconnect them.
+    FollowerIs { disk: String, node: Option<String> },
     /// Stop destaging. Answered when no write is on its way to the backing and every replica knows this owner.
     HoldDestage { disk: String, done: oneshot::Sender<()> },
     /// Destage goes on.
@@ -119,8 +121,8 @@ pub enum Command {
     Recover { disk: String, done: oneshot::Sender<Result<(), String>> },
     /// Whether a complete copy of the disk's log is here, as a replica.
     HasCopy { disk: String, answer: oneshot::Sender<bool> },
-    /// The record of a disk whose copy is kept here has come to this epoch.
-    RecordIs { disk: String, epoch: u64 },
+    /// The record of a disk whose copy is kept here, or may be, has come to this epoch and names this owner.
+    RecordIs { disk: String, epoch: u64, owner: Option<String> },
     /// A replica kept here for a disk that is gone, or whose set does not name this node any more.
     ForgetReplica { disk: String, below_epoch: u64 },
     /// An NBD client chose this disk.

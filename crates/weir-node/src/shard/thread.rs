@@ -331,7 +331,7 @@ impl Turning {
                 let has = self.has_copy(&disk);
                 answer(to, has);
             }
-            Command::RecordIs { disk, epoch } => self.record_is_in(&disk, epoch),
+            Command::RecordIs { disk, epoch, owner } => self.record_is(&disk, epoch, owner.as_deref()),
             Command::Look { disk, mark, answer } => {
                 let storage = Arc::clone(&self.config.storage);
                 // A disk that is not open here any more has no successor here: dropping the way back says so.
@@ -347,6 +347,11 @@ impl Turning {
                 // Dropping the client disconnects it; it will ask the directory again.
                 _ => drop(client),
             },
+            Command::FollowerIs { disk, node } => {
+                if let Some(slot) = self.slot_of(&disk) {
+                    self.disks[slot].set_follower(node, &mut self.reactor, &mut self.workspace);
+                }
+            }
             Command::Resize { disk, size, done } => {
                 let resized =
                     self.find(&disk).map_or(Err("the disk is not open here".into()), |one| one.resize(size));

@@ -342,6 +342,7 @@ impl Cluster {
             return;
         }
         node.view = record.clone();
+        node.tell_copy(self.planted);
         if record.owner == Some(to)
             && let Some(disk) = &mut node.disk
         {

@@ -114,6 +114,7 @@ impl Cluster {
             Some(record) => {
                 if record.epoch > node.view.epoch {
                     node.view = record;
+                    node.tell_copy(self.planted);
                 }
                 self.release_disk(process);
                 self.report_released(process);

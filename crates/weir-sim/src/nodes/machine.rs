@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, mpsc};
+use tokio::sync::mpsc;
 use weir_block::sim::{Death, End, ProcessId, SetTime, VirtualClock, World};
 use weir_block::size::Size;
 use weir_block::{Engine, Nanos, Reactor, ReactorConfig, Waker};
@@ -207,21 +207,21 @@ async fn live(life: Life) -> Result<(), String> {
         Parts { config, rules, registry, network, identity: None, shards, flash: None, started, damaged };
     let plane = Plane::start(parts, session, notices).await.map_err(|error| error.to_string())?;
     shared.lock().node = Some(Arc::clone(&plane.node));
-    let members = Arc::new(Semaphore::new(256));
+    let grants = Arc::default();
     loop {
         tokio::select! {
             biased;
             Some(end) = peers.recv() => {
-                let (node, members) = (Arc::clone(&plane.node), Arc::clone(&members));
+                let (node, grants) = (Arc::clone(&plane.node), Arc::clone(&grants));
                 weir_task::spawn(async move {
-                    let _ = weir_task::timeout(GREETING, plane::welcome(Wire(end), &node, members, None)).await;
+                    let _ = weir_task::timeout(GREETING, plane::welcome(Wire(end), &node, &grants, None)).await;
                 });
             }
             Some(end) = guests.recv() => {
                 if plane.node.here.get(DISK).is_some() {
                     let session =
                         Session { export: DISK.into(), block_sizes: true, ..Session::default() };
-                    exports::attach(&plane.node, AcceptedClient { stream: end.into(), leftover: Vec::new(), session });
+                    exports::attach(&plane.node, AcceptedClient { stream: end.into(), leftover: Vec::new(), session, via: None });
                 }
             }
             Some(order) = orders.recv() => {

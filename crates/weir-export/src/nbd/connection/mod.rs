@@ -250,6 +250,8 @@ pub(super) struct Connection {
     counted: usize,
     /// The last time that bytes moved in either direction.
     moved: Nanos,
+    /// The node whose client it is, if that is another one.
+    pub via: Option<String>,
     /// In its disk's list of connections to pump.
     pub listed: bool,
     /// In its disk's list of connections to flush.
@@ -288,6 +290,7 @@ impl Connection {
             memory: 0,
             counted: 0,
             moved: Nanos::now(),
+            via: None,
             listed: false,
             flush_listed: false,
         })

@@ -45,7 +45,7 @@ impl Bench {
             base_allocation: agreed.structured_replies.then_some(1),
             ..agreed
         };
-        let client = AcceptedClient { stream: ours.into(), leftover: leftover.to_vec(), session };
+        let client = AcceptedClient { stream: ours.into(), leftover: leftover.to_vec(), session, via: None };
         self.nbd.attach(client, &mut self.workspace).unwrap();
         theirs
     }

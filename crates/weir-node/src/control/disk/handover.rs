@@ -64,6 +64,7 @@ impl DiskTask {
             filled?;
         }
         self.change(|record| ownership::set_follower(record, &me, record.epoch, to)).await?;
+        self.tell_follower().await;
         match to {
             Some(to) => {
                 let text = format!("clients on {} may use it; their first write moves it there", to.node);
@@ -75,6 +76,23 @@ impl DiskTask {
             }
         }
         Ok(())
+    }
+
+    /// Tells the open disk whose clients it may serve beside this node's own. A disk that is opened knows of nobody. One that
+    /// another node owns by now is not told: its release ends all clients, with the replies that are kept for them.
+    pub(super) async fn tell_follower(&mut self) {
+        if self.local == Local::Closed {
+            self.follower_known = None;
+            return;
+        }
+        let Some(record) = self.record().filter(|record| record.owner.as_ref() == Some(&self.me)) else {
+            return;
+        };
+        let follower = record.follower.map(|follower| follower.node);
+        if follower != self.follower_known {
+            self.follower_known.clone_from(&follower);
+            self.send(Command::FollowerIs { disk: self.name.clone(), node: follower }).await;
+        }
     }
 
     /// A follower that is gone follows no more: another process of its node knows nothing of the disk.

@@ -91,8 +91,10 @@ struct DiskTask {
     refused: bool,
     sessions: watch::Receiver<u64>,
     forgotten_below: u64,
-    /// The record's epoch that the copy here knows.
-    copy_knows: u64,
+    /// The record's epoch and owner that the copy here knows.
+    copy_knows: (u64, Option<String>),
+    /// The follower that the open disk here knows.
+    follower_known: Option<String>,
     /// The `released/` notes that are still to be written: the epochs.
     owed_releases: BTreeSet<u64>,
     /// They are not tried again before this.
@@ -142,7 +144,8 @@ impl DiskTask {
             refused: false,
             sessions: node.rights.sessions(),
             forgotten_below: 0,
-            copy_knows: 0,
+            copy_knows: (0, None),
+            follower_known: None,
             owed_releases: BTreeSet::new(),
             note_at: None,
             postponed: None,
@@ -269,6 +272,7 @@ impl DiskTask {
             self.node.here.set_unopened(&self.name, None);
         }
         self.tell_copy(record.as_ref()).await;
+        self.tell_follower().await;
         self.resume_clients().await;
         if self.retry_at.is_some_and(|at| at > now) {
             return self.retry_at;
@@ -617,18 +621,24 @@ impl DiskTask {
         true
     }
 
-    /// Tells a copy that is kept here how far the record has come, because it believes an owner only a few epochs beyond that; or that
-    /// no record asks for it any more.
+    /// Tells a copy that is kept here how far the record has come, because it believes an owner only a few epochs beyond that, and
+    /// whom the record names, because it listens to no other node; or that no record asks for it any more.
     async fn tell_copy(&mut self, record: Option<&DiskRecord>) {
-        let below_epoch = match record {
-            None => u64::MAX,
-            Some(record) if record.has_owners_copy(&self.me) || record.is_replica(&self.me) => {
-                if self.local == Local::Closed && record.epoch > self.copy_knows {
-                    self.copy_knows = record.epoch;
-                    self.send(Command::RecordIs { disk: self.name.clone(), epoch: record.epoch }).await;
-                }
-                return;
+        if let Some(record) = record.filter(|_| self.local == Local::Closed) {
+            let news = (record.epoch, record.owner.as_ref().map(|owner| owner.node.clone()));
+            if news.0 >= self.copy_knows.0 && news != self.copy_knows {
+                let (epoch, owner) = news.clone();
+                self.copy_knows = news;
+                self.send(Command::RecordIs { disk: self.name.clone(), epoch, owner }).await;
             }
+        }
+        let below_epoch = match record {
+            None => {
+                // A later disk of this name begins at its first epoch.
+                self.copy_knows = (0, None);
+                u64::MAX
+            }
+            Some(record) if record.has_owners_copy(&self.me) || record.is_replica(&self.me) => return,
             Some(record) => record.epoch,
         };
         if below_epoch != self.forgotten_below && self.local == Local::Closed {

@@ -148,6 +148,44 @@ async fn a_follower_that_is_gone_is_struck_off() {
     assert!(command.contains("Successor") && command.contains("None"), "{command}");
 }
 
+/// The open disk serves clients of the follower alone, so it has to know each change.
+#[tokio::test]
+async fn the_open_disk_is_told_who_follows() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    let [b, c] = ["b", "c"].map(|name| NodeRef::new(name, 1));
+    disk_of_a(&node, |record| record.follower = Some(b.clone())).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.tell_follower().await;
+    task.local = Local::Open { epoch: 3 };
+    task.tell_follower().await;
+    task.tell_follower().await;
+    for to in [Some(&c), None, Some(&b)] {
+        task.follow(to).await.unwrap();
+    }
+    // The view of the registry may be one of before that.
+    task.tell_follower().await;
+    task.local = Local::Closed;
+    task.tell_follower().await;
+    task.local = Local::Open { epoch: 3 };
+    task.tell_follower().await;
+    let mut known = Vec::new();
+    for _ in 0..5 {
+        let command = loop {
+            let command = tokio::time::timeout(SOON, told.recv()).await.unwrap().unwrap();
+            if command.starts_with("FollowerIs") {
+                break command;
+            }
+        };
+        known.push(command.contains("\"b\"").then_some('b').or(command.contains("\"c\"").then_some('c')));
+    }
+    assert_eq!(
+        known,
+        [Some('b'), Some('c'), None, Some('b'), Some('b')],
+        "the last after it was opened anew"
+    );
+}
+
 /// A copy believes an owner only a few epochs beyond the record, also on a connection that stands while the record goes on.
 #[tokio::test]
 async fn a_copy_is_told_how_far_the_record_has_come() {
@@ -159,14 +197,18 @@ async fn a_copy_is_told_how_far_the_record_has_come() {
     })
     .await;
     let (mut task, _inbox) = DiskTask::new("d", &node);
-    for epoch in [3, 3, 40] {
-        record.epoch = epoch;
+    for (epoch, owner) in [(3, "b"), (3, "b"), (40, "b"), (40, "c"), (39, "b"), (41, "c")] {
+        (record.epoch, record.owner) = (epoch, Some(NodeRef::new(owner, 1)));
         task.tell_copy(Some(&record)).await;
     }
     task.tell_copy(None).await;
-    for expected in
-        ["RecordIs { disk: \"d\", epoch: 3 }", "RecordIs { disk: \"d\", epoch: 40 }", "ForgetReplica"]
-    {
+    for expected in [
+        "RecordIs { disk: \"d\", epoch: 3, owner: Some(\"b\") }",
+        "RecordIs { disk: \"d\", epoch: 40, owner: Some(\"b\") }",
+        "RecordIs { disk: \"d\", epoch: 40, owner: Some(\"c\") }",
+        "RecordIs { disk: \"d\", epoch: 41, owner: Some(\"c\") }",
+        "ForgetReplica",
+    ] {
         let command = told.recv().await.unwrap();
         assert!(command.contains(expected), "{command}, expected {expected}");
     }

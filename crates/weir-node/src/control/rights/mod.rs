@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use weir_block::Nanos;
 use weir_cluster::records::DiskRecord;
 use weir_cluster::right::{Event, GrantRefusal, GrantSet, GrantTimes, Grants, Right, SessionLease};
@@ -23,6 +23,9 @@ pub fn key(record: &DiskRecord) -> String {
 
 /// An owner renews its grants so many times while they last: a lost question or two cost nothing.
 const RENEWALS: u32 = 5;
+
+/// Connections to one member at once for single questions, beside the one for renewals.
+const SINGLE_QUESTIONS: usize = 3;
 
 /// The last renewal of an owner whose right the grants of its set upheld.
 struct Heard {
@@ -53,6 +56,8 @@ pub struct Rights {
     session: watch::Sender<u64>,
     /// Requests grants sooner than planned.
     pub(super) hurry: Notify,
+    /// By member: connections for single questions.
+    asking: Mutex<BTreeMap<String, Arc<Semaphore>>>,
 }
 
 impl std::fmt::Debug for Rights {
@@ -68,7 +73,20 @@ impl Rights {
         let grants = Grants::new(started, times.length);
         let inner = Inner { session, owned: BTreeMap::new(), grants, heard: BTreeMap::new() };
         let session = watch::Sender::new(session.number);
-        Rights { times, inner: Mutex::new(inner), session, hurry: Notify::new() }
+        Rights { times, inner: Mutex::new(inner), session, hurry: Notify::new(), asking: Mutex::default() }
+    }
+
+    /// A place for a connection to `member` with a single question, as long as the result lives. A member refuses a node with too
+    /// many, and there may be hundreds of disks to seal at once.
+    pub async fn place_to_ask(&self, member: &str) -> Option<OwnedSemaphorePermit> {
+        let places = {
+            let mut all = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(
+                all.entry(member.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(SINGLE_QUESTIONS))),
+            )
+        };
+        // Never closed, so there always is a place in the end.
+        places.acquire_owned().await.ok()
     }
 
     /// The duration of grants.

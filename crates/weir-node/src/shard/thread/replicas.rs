@@ -275,9 +275,9 @@ impl Turning {
         Ok(self.keep(disk.to_owned(), host, id))
     }
 
-    pub(super) fn record_is_in(&mut self, disk: &str, epoch: u64) {
+    pub(super) fn record_is(&mut self, disk: &str, epoch: u64, owner: Option<&str>) {
         if let Some(slot) = self.replica_of(disk) {
-            self.replicas[slot].host.record_is_in(epoch);
+            self.replicas[slot].host.record_is(&mut self.reactor, epoch, owner);
         }
     }
 

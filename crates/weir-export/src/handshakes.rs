@@ -2,10 +2,12 @@
 //!
 //! A handshake takes a client a few milliseconds, and a silent connection any time. So a new client never waits for one that is
 //! silent: of the origin with the most handshakes, the one ends from which nothing has come for the longest time. An origin
-//! with few handshakes thus keeps them beside another one with many.
+//! with few handshakes thus keeps them beside another one with many. For NBD clients, and for the port of the other nodes.
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::future::Future;
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +17,7 @@ use weir_block::Nanos;
 
 /// Where a connection comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Origin {
+pub enum Origin {
     /// A process of this host; `None` if the kernel does not say which.
     Process(Option<i32>),
     /// A host. Of an IPv6 address the network counts, because a host has as many addresses in it as it wants.
@@ -24,6 +26,7 @@ pub(super) enum Origin {
 
 impl Origin {
     /// The origin of a TCP connection.
+    #[must_use]
     pub fn of(address: IpAddr) -> Origin {
         const NETWORK: u128 = u128::MAX << 64;
         Origin::Host(match address.to_canonical() {
@@ -35,7 +38,7 @@ impl Origin {
 
 /// The last time that a client was heard. Shared by a handshake and [`Handshakes`].
 #[derive(Clone, Debug)]
-pub(super) struct Heard(Arc<AtomicU64>);
+pub struct Heard(Arc<AtomicU64>);
 
 impl Heard {
     fn now() -> Heard {
@@ -53,34 +56,35 @@ impl Heard {
 }
 
 #[derive(Debug)]
-struct UnderWay {
-    origin: Origin,
+struct UnderWay<O> {
+    origin: O,
     heard: Heard,
     abort: AbortHandle,
 }
 
-/// Handshakes under way, a limited number. All end when it is dropped.
+/// Handshakes under way, a limited number, from origins that are told apart by `O`. All end when it is dropped.
 #[derive(Debug)]
-pub(super) struct Handshakes {
+pub struct Handshakes<O = Origin> {
     most: usize,
     tasks: JoinSet<()>,
-    under_way: HashMap<Id, UnderWay>,
+    under_way: HashMap<Id, UnderWay<O>>,
 }
 
-impl Handshakes {
+impl<O: Clone + Debug + Eq + Hash> Handshakes<O> {
     /// At most `most` at once, at least 1.
-    pub fn new(most: usize) -> Handshakes {
+    #[must_use]
+    pub fn new(most: usize) -> Handshakes<O> {
         Handshakes { most: most.max(1), tasks: JoinSet::new(), under_way: HashMap::new() }
     }
 
     /// Starts one for a client that has just connected. Ends another one if there are too many.
-    pub fn start<F>(&mut self, origin: Origin, handshake: impl FnOnce(Heard) -> F)
+    pub fn start<F>(&mut self, origin: O, handshake: impl FnOnce(Heard) -> F)
     where
         F: Future<Output = ()> + Send + 'static,
     {
         self.forget_finished();
         if self.under_way.len() >= self.most {
-            self.end_one(origin);
+            self.end_one(&origin);
         }
         let heard = Heard::now();
         let abort = self.tasks.spawn(handshake(heard.clone()));
@@ -95,17 +99,17 @@ impl Handshakes {
     }
 
     /// `newcomer` counts as one of its origin: with as many handshakes as another origin, its own ends.
-    fn end_one(&mut self, newcomer: Origin) {
-        let mut counts = HashMap::from([(newcomer, 1)]);
+    fn end_one(&mut self, newcomer: &O) {
+        let mut counts = HashMap::from([(newcomer.clone(), 1)]);
         for one in self.under_way.values() {
-            *counts.entry(one.origin).or_default() += 1;
+            *counts.entry(one.origin.clone()).or_default() += 1;
         }
         let ends = self.under_way.iter().max_by_key(|(_, one)| {
-            (counts[&one.origin], one.origin == newcomer, std::cmp::Reverse(one.heard.at()))
+            (counts[&one.origin], one.origin == *newcomer, std::cmp::Reverse(one.heard.at()))
         });
         let Some(id) = ends.map(|(&id, _)| id) else { return };
         if let Some(one) = self.under_way.remove(&id) {
-            tracing::debug!(origin = ?one.origin, "nbd: too many handshakes; the longest silent one of its origin ends");
+            tracing::debug!(origin = ?one.origin, "too many handshakes; the longest silent one of its origin ends");
             one.abort.abort();
         }
     }
