@@ -43,6 +43,8 @@ pub fn protect(
         start: 0,
         end: 0,
         ahead: 0,
+        ended: false,
+        failed: None,
         _kept: kept,
     };
     Ok(Stream::Protected(fd, Box::new(protection)))
@@ -58,6 +60,10 @@ struct Records {
     plain: usize,
     /// The other side has said that it sends nothing more.
     closed: bool,
+    /// This side has said that it sends nothing more. What still comes is not decrypted.
+    ended: bool,
+    /// An error behind bytes that were handed on in the same call; the next call reports it.
+    failed: Option<io::Error>,
     /// Bytes at the front of what the caller offers that are encrypted already and not sent yet.
     ahead: usize,
     _kept: Option<Arc<dyn Any + Send + Sync>>,
@@ -71,33 +77,22 @@ impl std::fmt::Debug for Records {
 
 impl Protection for Records {
     fn receive(&mut self, fd: BorrowedFd<'_>, targets: &mut [IoSliceMut<'_>]) -> io::Result<Received> {
+        if let Some(error) = self.failed.take() {
+            return Err(error);
+        }
+        if self.ended {
+            return self.discard(fd);
+        }
         let mut filled = 0;
-        let (mut reads, mut drained) = (0, false);
-        loop {
-            let full = self.hand_on(targets, &mut filled)?;
-            if full {
-                return Ok(Received::Bytes(filled));
+        match self.fill(fd, targets, &mut filled) {
+            Err(error) if filled > 0 => {
+                // What came before the error is as good as if it had come alone. The caller has to find something to read, to
+                // learn of the error.
+                wire::stop_reading(fd);
+                self.failed = Some(error);
+                Ok(Received::Bytes(filled))
             }
-            if self.decrypt(fd)? {
-                continue;
-            }
-            if self.closed {
-                return Ok(if filled > 0 { Received::Bytes(filled) } else { Received::End });
-            }
-            if drained || reads == MOST_READS {
-                return Ok(if filled > 0 { Received::Bytes(filled) } else { Received::Nothing });
-            }
-            reads += 1;
-            match wire::receive(fd, &mut self.received)? {
-                Received::Bytes(bytes) => {
-                    (self.start, self.end) = (0, bytes);
-                    drained = bytes < self.received.len();
-                }
-                Received::Nothing => drained = true,
-                // The next call reports it.
-                Received::End if filled > 0 => return Ok(Received::Bytes(filled)),
-                Received::End => return Err(truncated()),
-            }
+            result => result,
         }
     }
 
@@ -122,6 +117,7 @@ impl Protection for Records {
     }
 
     fn end(&mut self, fd: BorrowedFd<'_>) {
+        self.ended = true;
         self.connection.send_close_notify();
         // If it does not reach the other side, that takes the end for a truncation, and nothing else follows.
         let _ = self.push(fd);
@@ -129,6 +125,55 @@ impl Protection for Records {
 }
 
 impl Records {
+    /// Fills the targets with decrypted bytes, `filled` of them, also if an error follows them.
+    fn fill(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        targets: &mut [IoSliceMut<'_>],
+        filled: &mut usize,
+    ) -> io::Result<Received> {
+        let (mut reads, mut drained) = (0, false);
+        loop {
+            let full = self.hand_on(targets, filled)?;
+            if full {
+                return Ok(Received::Bytes(*filled));
+            }
+            if self.decrypt(fd)? {
+                continue;
+            }
+            if self.closed {
+                return Ok(if *filled > 0 { Received::Bytes(*filled) } else { Received::End });
+            }
+            if drained || reads == MOST_READS {
+                return Ok(if *filled > 0 { Received::Bytes(*filled) } else { Received::Nothing });
+            }
+            reads += 1;
+            match wire::receive(fd, &mut self.received)? {
+                Received::Bytes(bytes) => {
+                    (self.start, self.end) = (0, bytes);
+                    drained = bytes < self.received.len();
+                }
+                Received::Nothing => drained = true,
+                // The next call reports it.
+                Received::End if *filled > 0 => return Ok(Received::Bytes(*filled)),
+                Received::End => return Err(truncated()),
+            }
+        }
+    }
+
+    /// Drops what comes after this side's end, without a look at it: nobody waits for it, and rustls does not expect it.
+    fn discard(&mut self, fd: BorrowedFd<'_>) -> io::Result<Received> {
+        (self.start, self.end, self.plain) = (0, 0, 0);
+        for _ in 0..MOST_READS {
+            match wire::receive(fd, &mut self.received)? {
+                Received::Bytes(bytes) if bytes == self.received.len() => {}
+                Received::End => return Ok(Received::End),
+                Received::Bytes(_) | Received::Nothing => return Ok(Received::Nothing),
+            }
+        }
+        Ok(Received::Nothing)
+    }
+
     /// Fills the targets behind `filled` with decrypted bytes. Whether they are full.
     fn hand_on(&mut self, targets: &mut [IoSliceMut<'_>], filled: &mut usize) -> io::Result<bool> {
         let mut skip = *filled;
@@ -211,6 +256,6 @@ fn broken(error: Error) -> io::Error {
 }
 
 fn truncated() -> io::Error {
-    let text = "the connection was cut off, or its process was killed: it ended without TLS's close_notify";
+    let text = "the connection broke, or its process ended: TLS's close_notify is missing";
     io::Error::new(io::ErrorKind::UnexpectedEof, text)
 }

@@ -1,8 +1,9 @@
 //! Channels over TLS and a hostile wire: it cuts the bytes anywhere, changes them, drops them, or does not take them.
 #![allow(clippy::unwrap_used)]
 
-use std::io::{self, Read, Write};
+use std::io::{self, IoSliceMut, Read, Write};
 use std::net::Shutdown;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 use fastrand::Rng;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
-use weir_block::{Action, Nanos, OwnerId, Reactor, ReactorConfig, Region, Token};
+use weir_block::{Action, Nanos, OwnerId, Reactor, ReactorConfig, Received, Region, Stream, Token};
 use weir_net::frame::{LARGEST_DATA, LARGEST_META};
 use weir_net::{Channel, ChannelError, tls};
 
@@ -317,4 +318,59 @@ fn new_keys_in_between_are_no_interruption() {
         receive(&mut ends.near, &mut ends.reactor, &mut back).unwrap();
     }
     assert_eq!(back, [(2, b"answer".to_vec(), Vec::new())]);
+}
+
+/// A frame that came before the damage is delivered, also if both come at once.
+#[test]
+fn what_came_before_an_error_is_not_lost() {
+    let (mut ends, mut rng) = (ends(), Rng::with_seed(7));
+    let sent: Vec<Owned> = (0..5).map(|number| ends.queue(number, 10, 20_000, &mut rng)).collect();
+    let mut bytes = Vec::new();
+    for _ in 0..100 {
+        ends.events();
+        ends.near.flush(&mut ends.reactor).unwrap();
+        let mut buffer = vec![0; 1 << 20];
+        if let Ok(count) = ends.wire[0].read(&mut buffer) {
+            bytes.extend_from_slice(&buffer[..count]);
+        }
+    }
+    assert!(bytes.len() > 100_000, "all of it");
+    *bytes.last_mut().unwrap() ^= 1;
+    ends.wire[1].write_all(&bytes).unwrap();
+    let mut received = Vec::new();
+    let end = (0..100).find_map(|_| ends.turn(&mut received).err()).expect("the damage is noticed");
+    assert!(
+        matches!(&end, ChannelError::Broken(error) if error.kind() == io::ErrorKind::InvalidData),
+        "{end}"
+    );
+    assert!(received == sent[..4], "{} frames of 4", received.len());
+}
+
+/// After its farewell, an end takes nothing more from the other, whatever that sends, until it closes.
+#[test]
+fn what_comes_after_the_farewell_is_not_looked_at() {
+    let (mut client, server) = handshake(b"");
+    let (wire, far) = UnixStream::pair().unwrap();
+    far.set_nonblocking(true).unwrap();
+    let mut wire = wire;
+    let Stream::Protected(fd, mut protection) = tls::protect(far.into(), server, None).unwrap() else {
+        panic!("not encrypted")
+    };
+    protection.end(fd.as_fd());
+    let mut target = [0; 4096];
+    let mut receive = || protection.receive(fd.as_fd(), &mut [IoSliceMut::new(&mut target)]);
+    client.writer().write_all(&[7; 300]).unwrap();
+    client.send_close_notify();
+    let mut records = Vec::new();
+    while client.wants_write() {
+        client.write_tls(&mut records).unwrap();
+    }
+    for bytes in [&records[..], &records[..], &[0xff; 100_000][..], b"GET / HTTP/1.1\r\n\r\n"] {
+        wire.write_all(bytes).unwrap();
+        for _ in 0..4 {
+            assert!(matches!(receive(), Ok(Received::Nothing)));
+        }
+    }
+    drop(wire);
+    assert!(matches!(receive(), Ok(Received::End) | Err(_)));
 }
