@@ -14,9 +14,10 @@ use serde::de::DeserializeOwned;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::task::JoinSet;
-use weir_cluster::records::{NodeRef, check_name};
+use weir_cluster::records::{NodeRecord, NodeRef, check_name};
 use weir_identity::{
-    CredentialStore, Endpoint, JoinAnswer, Revocations, Store, Tls, TokenId, Trust, TrustStore, provider,
+    CredentialStore, Endpoint, Host, JoinAnswer, Name, Revocations, Store, Tls, TokenId, Trust, TrustStore,
+    provider,
 };
 use weir_profile::Profile;
 
@@ -28,7 +29,7 @@ use crate::api::{
 use crate::cluster::views::{ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Withdraw, Withdrawn};
 
 use crate::https::{self, FORWARDED, NoAnswer};
-use crate::identity::WallClock;
+use crate::identity::{NodeIdentity, WallClock};
 
 /// Longest answer that is read, in bytes.
 const LONGEST_ANSWER: usize = 64 << 20;
@@ -51,7 +52,7 @@ pub struct Client {
 
 /// Where a node's API is.
 #[derive(Clone, Debug)]
-struct At {
+pub(crate) struct At {
     /// The Unix socket, or the URL.
     place: PathBuf,
     /// The way to a URL.
@@ -61,6 +62,27 @@ struct At {
 impl At {
     fn unix(socket: &Path) -> At {
         At { place: socket.to_owned(), tls: None }
+    }
+
+    /// The API of another node, for requests of this one: over TLS if that node has announced where, because the Unix socket of
+    /// another host is not there; otherwise at its Unix socket.
+    ///
+    /// # Errors
+    /// No TLS configuration can be made.
+    pub(crate) fn of_node(identity: Option<&NodeIdentity>, record: &NodeRecord) -> Result<At, ApiError> {
+        let failed = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Failed, error.to_string());
+        let announced = identity.and_then(|identity| Some((identity, identity.api_of(&record.name)?)));
+        let Some((identity, api)) = announced else { return Ok(At::unix(&record.api)) };
+        let expected: Name = record.name.parse().map_err(|error| failed(&error))?;
+        let tls = identity.tls().api_client(Some(identity.credentials()), Some(&expected));
+        let tls = Arc::new(tls.map_err(|error| failed(&error))?);
+        let endpoint = Endpoint { host: Host::Ip(api.ip()), port: api.port() };
+        Ok(At { place: format!("{HTTPS}{api}").into(), tls: Some((endpoint, tls)) })
+    }
+
+    /// The address, if the node is another host's.
+    pub(crate) fn url(&self) -> Option<String> {
+        self.tls.is_some().then(|| self.place.display().to_string())
     }
 }
 
@@ -337,8 +359,8 @@ pub(crate) const INTENDED_FOR: &str = "weir-intended-for";
 
 /// The target of a request between nodes.
 pub(crate) struct Other<'a> {
-    /// The socket of its API.
-    pub socket: &'a Path,
+    /// Where its API is.
+    pub at: &'a At,
     /// The intended process.
     pub process: &'a NodeRef,
     /// The number of times that the request has been forwarded, this one included.
@@ -361,17 +383,15 @@ impl Other<'_> {
             None => (Method::GET, Vec::new()),
         };
         let asked = Asked { method, path: &path, body, to: Some(self) };
-        let at = At::unix(self.socket);
-        let (status, answer) = patiently(&at, asked, patience).await?;
-        decode(&at, status, &answer)
+        let (status, answer) = patiently(self.at, asked, patience).await?;
+        decode(self.at, status, &answer)
     }
 
     /// Requests the state that only this node knows, of the disks that it owns; for use inside an async runtime.
     pub(crate) async fn owned(&self, patience: Duration) -> Result<Owned, ApiError> {
         let asked = Asked { method: Method::GET, path: "/v1/owned", body: Vec::new(), to: Some(self) };
-        let at = At::unix(self.socket);
-        let (status, answer) = patiently(&at, asked, patience).await?;
-        decode(&at, status, &answer)
+        let (status, answer) = patiently(self.at, asked, patience).await?;
+        decode(self.at, status, &answer)
     }
 }
 

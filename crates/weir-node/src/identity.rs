@@ -4,7 +4,8 @@
 //! whoever renews the certificate [`NodeIdentity::set_credentials`]. Open connections are checked at each change of trust and
 //! regularly ([`NodeIdentity::recheck`]); those whose certificate does not count any more are ended under whoever uses them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -106,6 +107,8 @@ pub struct NodeIdentity {
     certificate: Mutex<OtherEnd>,
     peer_server: Arc<ServerConfig>,
     admitted: Mutex<Vec<Weak<Admitted>>>,
+    /// Where the APIs of the nodes are, by name, as they have announced it.
+    apis: Mutex<BTreeMap<String, SocketAddr>>,
 }
 
 impl NodeIdentity {
@@ -147,6 +150,7 @@ impl NodeIdentity {
             certificate: Mutex::new(certificate_of(&credentials).map_err(mistrusted)?),
             peer_server,
             admitted: Mutex::default(),
+            apis: Mutex::default(),
         };
         match identity.check_own(&credentials) {
             Ok(()) | Err(Mistrust::Expired { .. } | Mistrust::NotYet { .. }) => Ok(Arc::new(identity)),
@@ -201,6 +205,17 @@ impl NodeIdentity {
         let certificate = lock(&self.certificate).clone();
         self.tls.trust.get().recheck(&certificate, now())?;
         Ok(certificate.facts().clone())
+    }
+
+    /// The address of a node's API over TLS, as last known.
+    #[must_use]
+    pub fn api_of(&self, node: &str) -> Option<SocketAddr> {
+        lock(&self.apis).get(node).copied()
+    }
+
+    /// Notes the addresses of all APIs over TLS.
+    pub fn set_apis(&self, apis: BTreeMap<String, SocketAddr>) {
+        *lock(&self.apis) = apis;
     }
 
     /// The names of revoked nodes, as last known.

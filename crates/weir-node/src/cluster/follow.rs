@@ -93,6 +93,8 @@ fn apply(node: &Node, identity: &NodeIdentity, snapshot: &Snapshot) -> Result<()
     if snapshot.trusted().is_empty() {
         return Err("the registry has no certificate authority".into());
     }
+    let apis = snapshot.nodes.iter().filter_map(|one| Some((one.node.to_string(), one.api?)));
+    identity.set_apis(apis.collect());
     let ended = |why| {
         let text = format!("a connection was ended: {why}");
         tracing::warn!("{text}");

@@ -139,7 +139,10 @@ impl Node {
         let nodes = self.records.nodes.now();
         let Some(record) = nodes.get(node) else { return Vec::new() };
         let mut uris = Vec::new();
-        if !record.nbd_unix.as_os_str().is_empty() {
+        // A Unix socket of another host is not there.
+        let is_remote = *node != self.session.node_ref().node
+            && self.identity.as_ref().is_some_and(|identity| identity.api_of(node).is_some());
+        if !record.nbd_unix.as_os_str().is_empty() && !is_remote {
             uris.push(format!("nbd+unix:///{disk}?socket={}", record.nbd_unix.display()));
         }
         uris.extend(record.nbd_tcp.map(|address| format!("nbd://{address}/{disk}")));

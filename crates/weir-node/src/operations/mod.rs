@@ -25,7 +25,7 @@ use crate::api::{
     SetPolicy, ShardView,
 };
 use crate::backings::Backings;
-use crate::client::{self, Other};
+use crate::client::{self, At, Other};
 use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
 use crate::control::disk::Request;
@@ -50,6 +50,9 @@ const EXPORTED: Duration = Duration::from_secs(15);
 /// meanwhile.
 const MOST_FORWARDS: u32 = 4;
 
+/// Requests with a body that another host takes from this one: they wait.
+const WAITS: [&str; 1] = ["export"];
+
 /// Pause between two polls.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -63,6 +66,8 @@ pub struct Operations {
     silent: Arc<owners::Silent>,
     /// The number of times that nodes have forwarded the current request.
     forwarded: u32,
+    /// A node of another host makes the current request: nobody can tell whether an operator has asked it.
+    by_node: bool,
 }
 
 type Answer<T> = Result<T, ApiError>;
@@ -72,15 +77,20 @@ impl Operations {
     #[must_use]
     pub fn new(node: Arc<Node>, tasks: Arc<Tasks>, backings: Arc<Backings>) -> Operations {
         let events = Arc::new(Events::new(Arc::clone(&node.registry), node.session.node_ref()));
-        Operations { node, tasks, events, backings, silent: Arc::default(), forwarded: 0 }
+        Operations { node, tasks, events, backings, silent: Arc::default(), forwarded: 0, by_node: false }
     }
 
     /// The operations for a request of an operator, or for one that nodes have `forwarded` so many times to process
-    /// `intended_for`.
+    /// `intended_for`; `by_node`: the one at the other end is a node of another host.
     ///
     /// # Errors
     /// This is another process, with the socket of a former one or of one on another host.
-    pub(crate) fn asked(&self, intended_for: Option<&str>, forwarded: u32) -> Answer<Operations> {
+    pub(crate) fn asked(
+        &self,
+        intended_for: Option<&str>,
+        forwarded: u32,
+        by_node: bool,
+    ) -> Answer<Operations> {
         let me = self.me().to_string();
         if let Some(other) = intended_for.filter(|other| **other != me) {
             let message = format!("the request is for {other}, but this is {me}");
@@ -88,7 +98,7 @@ impl Operations {
                 ApiError::new(ApiErrorKind::Unavailable, message).hint("give each node its own api.socket")
             );
         }
-        Ok(Operations { forwarded, ..self.clone() })
+        Ok(Operations { forwarded, by_node, ..self.clone() })
     }
 
     fn me(&self) -> NodeRef {
@@ -196,6 +206,13 @@ impl Operations {
     /// # Errors
     /// As [`Operations::disks`]; a node was named, and another one owns the disk; its owner cannot open it.
     pub async fn export(&self, name: &str, wanted: Export) -> Answer<DiskView> {
+        if self.by_node && wanted.accept_loss {
+            let message = "only an operator accepts a loss, not a node";
+            return Err(ApiError::new(ApiErrorKind::Forbidden, message).hint(format!(
+                "repeat the command on the host of node {}, or with --api https://",
+                self.me().node
+            )));
+        }
         let me = self.me();
         if let Some(on) = wanted.on.as_ref().filter(|on| **on != me.node) {
             self.record(name).await?;
@@ -384,7 +401,14 @@ impl Operations {
         let Some(record) = nodes.get(&to.node).filter(|record| record.node_ref() == *to) else {
             return unavailable(format!("node {} has just gone", to.node));
         };
-        let other = Other { socket: &record.api, process: to, forwarded: self.forwarded + 1 };
+        let at = At::of_node(self.node.identity.as_deref(), record)?;
+        // Another host takes a change from an operator, not from this host: whoever has it could else move any disk there.
+        if let Some(url) = at.url().filter(|_| body.is_some() && !WAITS.contains(&what)) {
+            let message = format!("disk {disk} is on node {}, and only that node can do this", to.node);
+            return Err(ApiError::new(ApiErrorKind::Refused, message)
+                .hint(format!("repeat the command on that host, or with --api {url} --credentials DIR")));
+        }
+        let other = Other { at: &at, process: to, forwarded: self.forwarded + 1 };
         other.ask(disk, what, body, patience).await
     }
 }

@@ -9,7 +9,7 @@ use weir_cluster::records::NodeRef;
 
 use super::Operations;
 use crate::api::Owned;
-use crate::client::Other;
+use crate::client::{At, Other};
 use crate::control::decide::is_live;
 use crate::shard::messages::DiskStatus;
 
@@ -101,10 +101,11 @@ impl Operations {
                 said.insert(owner, None);
                 continue;
             }
-            let (api, silent, process) = (record.api.clone(), Arc::clone(&self.silent), owner.clone());
+            let Ok(at) = At::of_node(self.node.identity.as_deref(), record) else { continue };
+            let (silent, process) = (Arc::clone(&self.silent), owner.clone());
             // A task, so that its result is kept also if the client has gone.
             let task = tokio::spawn(async move {
-                let other = Other { socket: &api, process: &process, forwarded: 1 };
+                let other = Other { at: &at, process: &process, forwarded: 1 };
                 let answer = other.owned(PATIENCE).await;
                 silent.heard(&process, answer.is_ok());
                 answer.ok()
