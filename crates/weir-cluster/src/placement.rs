@@ -281,6 +281,7 @@ mod tests {
             flash: None,
             peer_address: ([127, 0, 0, 1], 1).into(),
             nbd_tcp: None,
+            nbd_tls: None,
             nbd_unix: "/n".into(),
             api: "/a".into(),
             fault_domain: domain.into(),

@@ -87,6 +87,7 @@ fn node() -> NodeRecord {
         flash: None,
         peer_address: ([127, 0, 0, 1], 1).into(),
         nbd_tcp: None,
+        nbd_tls: None,
         nbd_unix: "/a".into(),
         api: "/b".into(),
         fault_domain: "default".into(),

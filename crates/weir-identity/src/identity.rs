@@ -62,6 +62,18 @@ pub enum Grant {
     Exports(BTreeSet<ExportName>),
 }
 
+impl fmt::Display for Grant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Grant::Role(role) => role.fmt(f),
+            Grant::Exports(exports) => {
+                let all: Vec<&str> = exports.iter().map(ExportName::as_str).collect();
+                f.write_str(&all.join(", "))
+            }
+        }
+    }
+}
+
 /// A node, by its certificate.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {

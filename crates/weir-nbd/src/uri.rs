@@ -75,7 +75,9 @@ impl Uri {
                 }
                 Ok(Uri { address: Address::Unix(socket.into()), export })
             }
-            "nbds" | "nbds+unix" => Err("the load generator does not speak TLS"),
+            "nbds" | "nbds+unix" => Err(
+                "this client does not speak TLS; use the export's Unix socket, or a loopback address in plain text",
+            ),
             _ => Err("unknown scheme"),
         }
     }

@@ -35,6 +35,7 @@ use weir_cluster::records::MediumSpace;
 use weir_load::Workload;
 
 pub use crate::error::{ApiError, ApiErrorKind, NOT_JOINED};
+use crate::nbd_address::NbdAddress;
 use crate::shard::health::Look;
 use crate::shard::messages::{DiskStatus, LoadLayer};
 
@@ -65,11 +66,29 @@ pub struct NodeStatus {
     /// The health of this node's shards, by number.
     #[serde(default)]
     pub shards: Vec<ShardView>,
-    /// Where this node exports, without a disk: `nbd+unix:///?socket=…`, `nbd://…`.
+    /// Where this node exports, without a disk: `nbd+unix:///?socket=…`, `nbd://…`, `nbds://…`.
     pub exports: Vec<String>,
+    /// The TCP addresses of its NBD export, as configured.
+    #[serde(default)]
+    pub nbd: Vec<NbdView>,
     /// How this node's connections to other nodes are protected. A node that says nothing of it is of before there was TLS.
     #[serde(default)]
     pub peers: PeerProtection,
+}
+
+/// A TCP address of a node's NBD export.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NbdView {
+    /// Address and port; port 0 stands for any.
+    pub address: String,
+    /// Whoever reaches it opens every disk; otherwise TLS and a client's certificate are required.
+    pub plaintext: bool,
+}
+
+impl From<&NbdAddress> for NbdView {
+    fn from(one: &NbdAddress) -> NbdView {
+        NbdView { address: one.to_string(), plaintext: one.plaintext }
+    }
 }
 
 /// The protection of the connections between nodes.

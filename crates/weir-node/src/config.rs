@@ -11,6 +11,7 @@ use weir_cluster::node_state::Rules;
 use weir_cluster::records::check_name;
 use weir_etcd::{EtcdConfig, TlsFiles, UserFile};
 
+use crate::nbd_address::NbdAddress;
 use crate::units::Period;
 
 /// The example file: every key, its meaning and its default.
@@ -240,7 +241,7 @@ pub struct NbdConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unix: Option<PathBuf>,
     /// TCP addresses.
-    pub tcp: Vec<SocketAddr>,
+    pub tcp: Vec<NbdAddress>,
 }
 
 /// `[api]`
@@ -486,6 +487,11 @@ impl Config {
                 return bad("api.listen", listen, reason.to_owned());
             }
         }
+        if self.identity.directory.is_none()
+            && let Some(address) = self.nbd.tcp.iter().find(|one| !one.plaintext)
+        {
+            return bad("nbd.tcp", address, address.needs_identity());
+        }
         match (&self.identity.directory, self.peers.plaintext) {
             (Some(directory), true) => {
                 let reason = format!(
@@ -646,6 +652,44 @@ mod tests {
         assert!(error.contains("peers.plaintext = true: this node has an identity"), "{error}");
         let error = with("[identity]\ndirectory = \"keys\"").unwrap_err();
         assert!(error.contains("identity.directory = keys: it must be an absolute path"), "{error}");
+    }
+
+    #[test]
+    fn nbd_beyond_loopback_is_tls_unless_the_address_says_otherwise() {
+        let with = |tcp: &str, more: &str| {
+            let text = format!("name = \"n1\"\n[nbd]\ntcp = [{tcp}]\n{more}");
+            parse(&text).map(|config| config.nbd.tcp).map_err(|error| error.to_string())
+        };
+        let identity = "[identity]\ndirectory = \"/i\"\n";
+        let address = |text: &str, plaintext| NbdAddress { address: text.parse().unwrap(), plaintext };
+        let (near, far) = ("127.0.0.1:10809", "10.0.0.1:10809");
+        assert_eq!(with(&format!("\"{near}\""), ""), Ok(vec![address(near, true)]));
+        assert_eq!(
+            with(&format!("\"{far}\", \"[::1]:1\""), identity),
+            Ok(vec![address(far, false), address("[::1]:1", true)])
+        );
+        let refused = with(&format!("\"{far}\""), "").unwrap_err();
+        assert!(
+            refused.contains("nbd.tcp = 10.0.0.1:10809: ") && refused.contains("set identity.directory"),
+            "{refused}"
+        );
+        let allowed = "{ address = \"10.0.0.1:10809\", plaintext = true }";
+        assert!(refused.contains(allowed), "{refused}");
+        assert_eq!(with(allowed, ""), Ok(vec![address(far, true)]));
+        assert_eq!(with(allowed, identity), Ok(vec![address(far, true)]));
+        let secure = "{ address = \"127.0.0.1:10809\", plaintext = false }";
+        assert_eq!(with(secure, identity), Ok(vec![address(near, false)]));
+        assert!(with(secure, "").unwrap_err().contains("TLS is required there"));
+        assert!(with("\"0.0.0.0:10809\"", "").is_err(), "all addresses are more than loopback");
+        for (bad, words) in [
+            ("\"10.0.0.1\"", "ADDRESS:PORT"),
+            ("{ address = \"10.0.0.1:1\", plain = true }", "unknown field `plain`"),
+            ("{ plaintext = true }", "missing field `address`"),
+            ("10809", "ADDRESS:PORT"),
+        ] {
+            let refused = with(bad, identity).unwrap_err();
+            assert!(refused.contains(words) && refused.contains("line 3"), "{refused}");
+        }
     }
 
     #[test]

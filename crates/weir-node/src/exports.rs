@@ -1,5 +1,6 @@
 //! The NBD export: which disks clients may choose here, and how they get to the disk's shard.
 
+mod listen;
 mod relay;
 
 use std::any::Any;
@@ -18,6 +19,7 @@ use crate::control::decide::is_live;
 use crate::operations::Operations;
 use crate::shard::messages::Command;
 use crate::throttles::{NBD_REFUSED, NBD_REFUSED_EVENT};
+pub use listen::listen;
 use relay::{Relays, may_follow};
 
 /// The disks that are open on this node, and those that it follows. Says of the others where they are.

@@ -15,8 +15,9 @@ use rustls::pki_types::UnixTime;
 use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, ServerConfig};
 use weir_identity::{
-    BadCredentials, BadTrust, CaCertificate, CredentialStore, Credentials, Facts, Identity, Mistrust, Name,
-    OtherEnd, Purpose, Revocations, Store, StoreError, Tls, Trust, TrustStore, provider,
+    BadCredentials, BadTrust, CaCertificate, ClientCertificate, CredentialStore, Credentials, Facts,
+    Identity, Mistrust, Name, OtherEnd, Purpose, Revocations, Store, StoreError, Tls, Trust, TrustStore,
+    provider,
 };
 
 /// Open connections before those that have ended are first forgotten.
@@ -241,6 +242,14 @@ impl NodeIdentity {
     #[must_use]
     pub fn peer_server(&self) -> Arc<ServerConfig> {
         Arc::clone(&self.peer_server)
+    }
+
+    /// For clients of the NBD export, who need a certificate.
+    ///
+    /// # Errors
+    /// [`IdentityError::Tls`].
+    pub fn nbd_server(&self) -> Result<Arc<ServerConfig>, IdentityError> {
+        Ok(Arc::new(self.tls.nbd_server(&self.own, ClientCertificate::Required)?))
     }
 
     /// For a connection to the node `expected`.

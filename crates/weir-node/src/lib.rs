@@ -29,6 +29,7 @@ mod https;
 pub mod identity;
 pub mod members;
 pub mod metrics;
+pub mod nbd_address;
 pub mod network;
 pub mod operations;
 pub mod peer;

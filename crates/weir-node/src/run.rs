@@ -21,7 +21,7 @@ use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::{Client, ClientConfig};
 use weir_etcd::Etcd;
-use weir_export::nbd::{ListenAddress, ListenError, Listener, ListenerConfig};
+use weir_export::nbd::ListenError;
 use weir_identity::Mistrust;
 
 use crate::accept;
@@ -31,7 +31,7 @@ use crate::cluster::{follow, renewal};
 use crate::config::Config;
 use crate::control::node::{Node, random};
 use crate::control::{Shards, capacity, flash};
-use crate::exports::Exports;
+use crate::exports::{self, Exports};
 use crate::gate::Gate;
 use crate::http;
 use crate::https;
@@ -154,7 +154,9 @@ pub async fn run_with(
         NodeError::Export(ListenError::Io { source, .. }) => is_taken(source),
         error => matches!(error, NodeError::Running(_) | NodeError::Export(ListenError::InUse(_))),
     };
-    let (listeners, nbd_tcp) = patiently(async || bind_exports(&config).await, taken).await?;
+    let nbd = identity.as_deref().map(NodeIdentity::nbd_server).transpose()?;
+    let open = async || exports::listen(&config, nbd.as_ref()).await.map_err(NodeError::from);
+    let (listeners, [nbd_tcp, nbd_tls]) = patiently(open, taken).await?;
     let api = patiently(async || bind_api(&config.api_socket()).await, taken).await?;
     let mut services = JoinSet::new();
     let stage = http::Stage::new(http::not_joined("it is starting"));
@@ -197,6 +199,7 @@ pub async fn run_with(
             None => peers.local_addr().map_err(system("asking for the peers' address"))?,
         },
         nbd_tcp,
+        nbd_tls,
         nbd_unix: config.nbd_socket().unwrap_or_default(),
         api: config.api_socket(),
         fault_domain: config.fault_domain.clone(),
@@ -399,18 +402,6 @@ async fn patiently<T, E: std::fmt::Display>(
 
 fn is_taken(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::AddrInUse
-}
-
-async fn bind_exports(config: &Config) -> Result<(Vec<Listener>, Option<SocketAddr>), NodeError> {
-    let unix = config.nbd_socket().map(ListenAddress::Unix);
-    // An operator who writes an address that other hosts reach into the configuration has read the warning there.
-    let tcp = config.nbd.tcp.iter().map(|&address| ListenAddress::Tcp { address, beyond_loopback: true });
-    let mut listeners = Vec::new();
-    for address in unix.into_iter().chain(tcp) {
-        listeners.push(Listener::bind(&address, ListenerConfig::default()).await?);
-    }
-    let first = listeners.iter().find_map(Listener::local_address);
-    Ok((listeners, first))
 }
 
 /// The API's socket: mode 0600 before any client can connect. One that a former process left is replaced.

@@ -170,6 +170,7 @@ impl Registry {
             flash,
             peer_address: ([127, 0, 0, 1], 1).into(),
             nbd_tcp: None,
+            nbd_tls: None,
             nbd_unix: "/nbd".into(),
             api: "/api".into(),
             fault_domain: self.racks.map_or_else(|| name(process.node), rack),

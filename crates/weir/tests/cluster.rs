@@ -6,7 +6,7 @@ mod common;
 use std::fs::File;
 use std::net::TcpListener;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use common::{Place, assert_shape, await_some};
 use serde_json::Value;
@@ -60,6 +60,7 @@ impl Hosts {
              [lease]\nttl = \"2 s\"\nfence_grace = \"3 s\"\n\
              [identity]\ndirectory = \"{root}/h{n}/{keys}\"\n[peers]\nlisten = \"127.0.0.{n}:0\"\n\
              [api]\nsocket = \"{root}/h{n}/api.sock\"\nlisten = \"127.0.0.{n}:{port}\"\n\
+             [nbd]\ntcp = [{{ address = \"127.0.0.{n}:0\", plaintext = false }}]\n\
              [resources]\nbuffers = \"64 MiB\"\nlog = \"64 MiB\"\n"
         );
         std::fs::write(self.place.path().join(format!("n{n}.toml")), text).unwrap();
@@ -83,6 +84,14 @@ impl Hosts {
     /// The address of the API of host `n` for other hosts.
     fn address(&self, n: usize) -> String {
         format!("127.0.0.{n}:{}", self.ports[n - 1])
+    }
+
+    /// The port of host `n`'s export with this scheme.
+    fn export_port(&self, n: usize, scheme: &str) -> String {
+        let status = self.place.json(&format!("status --api h{n}/api.sock"));
+        let uris = status["exports"].as_array().unwrap().iter().map(|uri| uri.as_str().unwrap());
+        let uri = uris.clone().find(|uri| uri.starts_with(scheme)).unwrap_or_else(|| panic!("{status}"));
+        uri.strip_suffix('/').unwrap().rsplit(':').next().unwrap().to_owned()
     }
 
     /// What the audit log of host `n` has.
@@ -125,7 +134,8 @@ fn age(hosts: &Hosts, n: usize) -> String {
     let (store, key) =
         (Store::open(&hosts.place.path().join(format!("h{n}/keys"))).unwrap(), Key::generate().unwrap());
     let (name, made) = (format!("n{n}").parse().unwrap(), weir_node::unix_seconds() - NODE_LIFETIME / 3 * 2);
-    let issued = authority.issue_node(&name, &[], &key.public(), made, NODE_LIFETIME).unwrap();
+    let hosts_of = [format!("127.0.0.{n}").parse().unwrap()];
+    let issued = authority.issue_node(&name, &hosts_of, &key.public(), made, NODE_LIFETIME).unwrap();
     let serial = issued.record.facts.serial;
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
@@ -149,7 +159,7 @@ fn hosts_join_with_tokens_and_nobody_else_does() {
     let past = weir_node::unix_seconds() - NODE_LIFETIME;
     let authority = Authority::create(ClusterId::random().unwrap(), past).unwrap();
     Store::open(&hosts.place.path().join("h1/keys")).unwrap().create_authority(&authority).unwrap();
-    let made = hosts.place.json("cluster init --config n1.toml");
+    let made = hosts.place.json("cluster init --config n1.toml --host 127.0.0.1");
     assert_eq!(made["node"], "n1");
     assert_shape(&made, "cluster init");
     let again = hosts.place.fails("cluster init --config n2.toml", 4);
@@ -172,7 +182,7 @@ fn hosts_join_with_tokens_and_nobody_else_does() {
     };
     let only = hosts.token("--for n2");
     assert!(join(3, &only, 4).contains("the token is for node n2, not for n3"));
-    let token = hosts.token("");
+    let token = hosts.token("--host 127.0.0.2");
     let real: Token = token.parse().unwrap();
     let guessed = Token { secret: Secret::new([7; 32]), ..real.clone() };
     assert!(join(2, &guessed.text(), 4).contains("the cluster has no such token"));
@@ -187,7 +197,8 @@ fn hosts_join_with_tokens_and_nobody_else_does() {
     let none = hosts.place.fails("cluster revoke --token 0123456789abcdef --api h1/api.sock", 3);
     assert!(none.contains("there is no token 0123456789abcdef"), "{none}");
 
-    let joined = hosts.place.json(&format!("cluster join --config n2.toml --token {token}"));
+    let line = format!("cluster join --config n2.toml --host 127.0.0.2 --token {token}");
+    let joined = hosts.place.json(&line);
     assert_eq!(joined["node"], "n2");
     assert_shape(&joined, "cluster join");
     assert!(join(2, &token, 4).contains("this host has joined a cluster already"));
@@ -230,9 +241,18 @@ fn hosts_join_with_tokens_and_nobody_else_does() {
     hosts.has_audit(1, "user ", "POST /v1/cluster/invite", "done", "");
 
     roles(&hosts);
+    nbd(&hosts);
     revocation(&mut hosts);
     let events = hosts.place.ok("events --api h1/api.sock");
-    for kind in ["invited", "withdrawn", "admitted", "certificate-renewed", "client-admitted", "revoked"] {
+    for kind in [
+        "invited",
+        "withdrawn",
+        "admitted",
+        "certificate-renewed",
+        "client-admitted",
+        "revoked",
+        "nbd-refused",
+    ] {
         assert!(events.contains(kind), "{kind}: {events}");
     }
     for n in 1..=2 {
@@ -287,6 +307,105 @@ fn roles(hosts: &Hosts) {
     hosts.has_audit(1, "unproven", "connect", "refused", "revoked");
 }
 
+/// Disks over NBD with TLS, for clients whose certificates name them.
+fn nbd(hosts: &Hosts) {
+    let Hosts { place, .. } = hosts;
+    let both = place.fails("cluster client x --role viewer --export db --directory x --api h1/api.sock", 2);
+    assert!(both.contains("cannot be used with"), "{both}");
+    place.fails("cluster client x --directory x --api h1/api.sock", 2);
+    let made = place.json("cluster client guest --export db --directory guest --api h1/api.sock");
+    assert_shape(&made, "cluster client");
+    let text = place.ok("cluster client late --export db --export x --directory late --api h1/api.sock");
+    assert!(text.contains("late may open db, x; its key"), "{text}");
+    for disk in ["db", "other"] {
+        place.ok(&format!(
+            "disk create {disk} --volume pool --size 16MiB --policy write-through --api h1/api.sock"
+        ));
+        place.ok(&format!("disk export {disk} --on n1 --api h1/api.sock"));
+    }
+    let status = place.json("status --api h1/api.sock");
+    assert_eq!(status["nbd"][0]["plaintext"], false);
+    assert_shape(&status, "status");
+    assert!(place.ok("status --api h1/api.sock").contains("peers: TLS\nNBD: TLS at 127.0.0.1:0\n"));
+
+    let at_n1 = hosts.export_port(1, "nbds://");
+    let uris = place.ok("disk export db --api h1/api.sock");
+    assert!(uris.contains(&format!("nbds://127.0.0.1:{at_n1}/db")) && !uris.contains("nbd://"), "{uris}");
+    let nbdinfo = |what: &str, uri: &str| Command::new("nbdinfo").args([what, uri]).output().unwrap();
+    let files = place.path().join("guest");
+    let listed =
+        nbdinfo("--list", &format!("nbds://127.0.0.1:{at_n1}/?tls-certificates={}", files.display()));
+    let text = String::from_utf8_lossy(&listed.stdout);
+    assert!(
+        text.contains("export=\"db\"") && !text.contains("other"),
+        "{text}{}",
+        String::from_utf8_lossy(&listed.stderr)
+    );
+    let plain = nbdinfo("--size", &format!("nbd://127.0.0.1:{at_n1}/db"));
+    assert!(!plain.status.success() && String::from_utf8_lossy(&plain.stderr).contains("TLS"), "{plain:?}");
+    await_some("an event says who was refused", || {
+        place.ok("events --api h1/api.sock").contains("it asked for an export without TLS").then_some(())
+    });
+
+    // A guest that is about to move: on the node that follows its disk it reads through the owner, and its first write moves it.
+    place.ok("disk follow db --to n2 --api h1/api.sock");
+    let at_n2 = hosts.export_port(2, "nbds://");
+    let qemu = |who: &str, port: &str, host: &str, commands: &[&str]| {
+        let files = place.path().join(who);
+        let mut command = Command::new("qemu-io");
+        command
+            .args(["--object", &format!("tls-creds-x509,id=tls0,dir={},endpoint=client", files.display())]);
+        command.args(commands.iter().flat_map(|one| ["-c", one]));
+        command.args(["--image-opts", &format!(
+            "driver=raw,file.driver=nbd,file.server.type=inet,file.server.host={host},file.server.port={port},file.export=db,\
+             file.tls-creds=tls0"
+        )]);
+        let output = command.output().unwrap();
+        (output.status.success(), format!("{output:?}"))
+    };
+    let (done, said) = qemu("guest", &at_n1, "127.0.0.1", &["write -P 3 0 1M"]);
+    assert!(done && !said.contains("rror"), "{said}");
+    let (done, said) = qemu(
+        "guest",
+        &at_n2,
+        "127.0.0.2",
+        &["read -P 3 0 1M", "write -P 4 64k 64k", "read -P 4 64k 64k", "read -P 3 0 64k"],
+    );
+    assert!(done && !said.contains("rror") && !said.contains("failed"), "{said}");
+    assert_eq!(place.json("disk show db --api h1/api.sock")["owner"], "n2");
+
+    // A revoked client: its open connection ends, and it gets no other.
+    let script = "import nbd, sys
+h = nbd.NBD()
+h.set_uri_allow_local_file(True)
+h.connect_uri(sys.argv[1])
+while True:
+    h.pread(512, 0)
+";
+    let uri = format!("nbds://127.0.0.2:{at_n2}/db?tls-certificates={}", place.path().join("late").display());
+    let mut reader = Command::new("/usr/bin/python3");
+    let reader = reader.args(["-c", script, &uri]).stderr(Stdio::null()).spawn().unwrap();
+    let mut reader = Process(reader);
+    let clients = || place.json("disk show db --api h2/api.sock")["detail"]["clients"].as_u64();
+    await_some("it is a client", || clients().filter(|count| *count == 1));
+    place.ok("cluster revoke late --client --yes --api h3/api.sock");
+    await_some("its connection has ended", || clients().filter(|count| *count == 0));
+    assert!(!reader.0.wait().unwrap().success());
+    let (done, said) = qemu("late", &at_n2, "127.0.0.2", &["read 0 4k"]);
+    assert!(!done, "{said}");
+    await_some("the reason is in the log", || {
+        let (done, _) = qemu("late", &at_n2, "127.0.0.2", &["read 0 4k"]);
+        assert!(!done);
+        let log = place.read("n2.log");
+        log.lines()
+            .any(|line| line.contains("an NBD client was refused") && line.contains("revoked"))
+            .then_some(())
+    });
+    for disk in ["db", "other"] {
+        place.ok(&format!("disk delete {disk} --yes --api h1/api.sock"));
+    }
+}
+
 /// A node that does not belong to the cluster any more.
 fn revocation(hosts: &mut Hosts) {
     let would = hosts.place.json("cluster revoke n3 --dry-run --api h1/api.sock");
@@ -295,7 +414,8 @@ fn revocation(hosts: &mut Hosts) {
     let asked = hosts.place.fails("cluster revoke n3 --api h1/api.sock", 4);
     assert!(asked.contains("would revoke node n3") && asked.contains("--yes"), "{asked}");
     let before = hosts.place.json("cluster list --api h1/api.sock");
-    assert_eq!(before["revoked"].as_array().unwrap().len(), 1, "only the client: {before}");
+    let kinds: Vec<_> = before["revoked"].as_array().unwrap().iter().map(|one| &one["kind"]).collect();
+    assert_eq!(kinds, ["client", "client"], "those of before, and not the node: {before}");
     assert_shape(&before, "cluster list");
     let only = hosts.place.fails("cluster revoke n1 --yes --api h1/api.sock", 4);
     assert!(only.contains("only node n1 has the key") && only.contains("--lose-authority"), "{only}");

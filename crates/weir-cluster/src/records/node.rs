@@ -90,8 +90,11 @@ pub struct NodeRecord {
     pub flash: Option<u64>,
     /// Address for messages of its peers.
     pub peer_address: SocketAddr,
-    /// Address of its NBD export over TCP, if any.
+    /// Address of its NBD export over TCP in plain text, if any.
     pub nbd_tcp: Option<SocketAddr>,
+    /// Address of its NBD export over TLS, if any. A node of an older version has none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nbd_tls: Option<SocketAddr>,
     /// The Unix socket of its NBD export.
     pub nbd_unix: PathBuf,
     /// The Unix socket of its API.
@@ -346,7 +349,8 @@ mod tests {
     #[test]
     fn a_record_without_media_means_memory_only() {
         let old = NodeRecord::decode(BEFORE_MEDIA.as_bytes()).unwrap();
-        assert_eq!((old.media.as_slice(), old.load), (&[][..], 0));
+        assert_eq!((old.media.as_slice(), old.load, old.nbd_tls), (&[][..], 0, None));
+        assert_eq!(NodeRecord { nbd_tls: None, ..old.clone() }.encode(), old.encode());
         assert!(old.has_room(Medium::Ram) && !old.offers(Medium::Flash) && !old.has_room(Medium::Flash));
     }
 

@@ -63,6 +63,7 @@ pub fn node(name: &str, incarnation: u64) -> NodeRecord {
         incarnation,
         peer_address: ([127, 0, 0, 1], 7000).into(),
         nbd_tcp: None,
+        nbd_tls: None,
         nbd_unix: "/run/nbd".into(),
         api: "/run/api".into(),
         fault_domain: "rack-1".into(),

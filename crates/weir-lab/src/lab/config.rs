@@ -11,6 +11,7 @@ use weir_node::config::{
     ApiConfig, Config, FlashConfig, IdentityConfig, LeaseConfig, LimitsConfig, NbdConfig, NodesConfig,
     PeersConfig, RegistryConfig, ResourcesConfig,
 };
+use weir_node::nbd_address::NbdAddress;
 use weir_node::units::Period;
 
 use super::LabNode;
@@ -170,7 +171,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
             plaintext: identity.directory.is_none(),
         },
         identity,
-        nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![nbd_tcp] },
+        nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![NbdAddress::plaintext(nbd_tcp)] },
         api: ApiConfig { socket: Some(node.api.clone()), listen: None },
         limits: LimitsConfig {
             full_log_wait: Period(config.full_log_wait),

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use weir_cluster::registry::{Registry, RegistryError, Transaction};
 use weir_identity::{
-    CaCertificate, Condition, Endpoint, Grant, Holder, Host, Identity, Invitation, IssuedRecord, JoinAnswer,
+    CaCertificate, Condition, Endpoint, Holder, Host, Identity, Invitation, IssuedRecord, JoinAnswer,
     MOST_ENDPOINTS, Name, RecordId, Revocations, Store, TokenId, TokenRecord, admit_client,
     invite as make_token, lasts,
 };
@@ -115,11 +115,12 @@ pub async fn client(
     wanted: &NewClient,
     now: u64,
 ) -> Result<Option<JoinAnswer>, ApiError> {
-    let NewClient { name, role, csr, ttl_seconds } = wanted;
+    let NewClient { name, csr, ttl_seconds, .. } = wanted;
+    let grant = wanted.grant().map_err(|reason| ApiError::new(ApiErrorKind::Invalid, reason))?;
     for _ in 0..ATTEMPTS {
         let snapshot = Snapshot::read(registry).await?;
         let Some(authority) = admission::authority(store, &snapshot)? else { return Ok(None) };
-        let who = (name, &Grant::Role(*role));
+        let who = (name, &grant);
         let admission = admit_client(&authority, snapshot.records(None), who, csr, (now, *ttl_seconds));
         let admission = admission.map_err(refused)?;
         let compares = admission.conditions.iter().map(|one| unchanged(*one)).collect();
@@ -283,15 +284,7 @@ pub async fn list(registry: &dyn Registry, now: u64) -> Result<ClusterView, ApiE
 fn certificate(snapshot: &Snapshot, record: &IssuedRecord, now: u64) -> CertificateView {
     let facts = &record.facts;
     let (kind, grant) = match &facts.identity {
-        Identity::Client(client) => (
-            "client",
-            match &client.grant {
-                Grant::Role(role) => role.to_string(),
-                Grant::Exports(exports) => {
-                    exports.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
-                }
-            },
-        ),
+        Identity::Client(client) => ("client", client.grant.to_string()),
         _ => ("node", String::new()),
     };
     let revoked = &snapshot.revoked.0;

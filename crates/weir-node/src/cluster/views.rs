@@ -1,9 +1,10 @@
 //! Requests and answers about the cluster's identities.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use weir_identity::{Host, Name, Revocation, Role, TokenId};
+use weir_identity::{ExportName, Grant, Host, MOST_EXPORTS, Name, Revocation, Role, TokenId};
 
 use crate::timestamps::rfc3339;
 
@@ -199,12 +200,33 @@ pub struct Revoked {
 pub struct NewClient {
     /// The client's name.
     pub name: Name,
-    /// What it may do.
-    pub role: Role,
+    /// What it may do at the API; absent for a client of exports.
+    #[serde(default)]
+    pub role: Option<Role>,
+    /// The exports that it may see and open; empty for a client of the API.
+    #[serde(default)]
+    pub exports: BTreeSet<ExportName>,
     /// Its request for a certificate (PKCS #10), in base64 of its DER form.
     pub csr: String,
     /// Validity in seconds.
     pub ttl_seconds: u64,
+}
+
+impl NewClient {
+    /// What it may do.
+    ///
+    /// # Errors
+    /// It is for the API and for exports, for neither, or for too many exports.
+    pub fn grant(&self) -> Result<Grant, String> {
+        match self.role {
+            Some(role) if self.exports.is_empty() => Ok(Grant::Role(role)),
+            None if (1..=MOST_EXPORTS).contains(&self.exports.len()) => {
+                Ok(Grant::Exports(self.exports.clone()))
+            }
+            Some(_) => Err("a client's certificate is for the API or for exports, not for both".into()),
+            None => Err(format!("a client has a role, or 1 to {MOST_EXPORTS} exports")),
+        }
+    }
 }
 
 /// The files of a client.
@@ -213,8 +235,10 @@ pub struct NewClient {
 pub struct ClientMade {
     /// The client's name.
     pub name: Name,
-    /// What it may do.
-    pub role: Role,
+    /// What it may do at the API; absent for a client of exports.
+    pub role: Option<Role>,
+    /// The exports that it may see and open.
+    pub exports: BTreeSet<ExportName>,
     /// The directory with its key and certificates.
     pub directory: PathBuf,
     /// When its certificate ends: RFC 3339, UTC.

@@ -215,6 +215,7 @@ mod tests {
             flash: None,
             peer_address: ([127, 0, 0, 1], 1).into(),
             nbd_tcp: None,
+            nbd_tls: None,
             nbd_unix: "/a".into(),
             api: "/b".into(),
             fault_domain: "default".into(),

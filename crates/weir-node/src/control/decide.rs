@@ -219,6 +219,7 @@ mod tests {
             incarnation: node.incarnation,
             peer_address: ([127, 0, 0, 1], 1).into(),
             nbd_tcp: None,
+            nbd_tls: None,
             nbd_unix: "/a".into(),
             api: "/b".into(),
             fault_domain: "default".into(),

@@ -146,6 +146,7 @@ impl Node {
             uris.push(format!("nbd+unix:///{disk}?socket={}", record.nbd_unix.display()));
         }
         uris.extend(record.nbd_tcp.map(|address| format!("nbd://{address}/{disk}")));
+        uris.extend(record.nbd_tls.map(|address| format!("nbds://{address}/{disk}")));
         uris
     }
 }

@@ -7,6 +7,8 @@
 //!
 //! One request at a time: there are few of them, and no running guest waits for one.
 
+mod protected;
+
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -31,6 +33,7 @@ use crate::control::Node;
 use crate::operations::Operations;
 use crate::peer::{Duplex, Greeting, Purpose};
 use crate::throttles::FOLLOWER_REFUSED;
+use protected::Protected;
 
 /// Clients that wait for their disk on one node; further ones are turned away (P10).
 const MOST_RELAYS: usize = 256;
@@ -126,17 +129,16 @@ enum Next {
 impl Relay {
     fn new(node: Arc<Node>, operations: Operations, client: AcceptedClient) -> io::Result<Relay> {
         let AcceptedClient { stream, leftover, session, .. } = client;
-        let (me, stream) = (node.session.node_ref(), Stream::new(stream.into_fd()?)?);
+        let (me, stream) = (node.session.node_ref(), Stream::new(stream)?);
         Ok(Relay { node, operations, me, stream, received: leftover, session, owner: None })
     }
 
     async fn run(mut self, relays: &Relays) -> io::Result<()> {
         match self.relay(relays).await? {
-            Next::End => {}
+            Next::End => drop(self.stream.io().shutdown().await),
             Next::Here => {
-                let (stream, leftover) = (self.stream.into_fd()?, self.received);
-                let client =
-                    AcceptedClient { stream: stream.into(), leftover, session: self.session, via: None };
+                let (stream, leftover) = (self.stream.into_stream()?, self.received);
+                let client = AcceptedClient { stream, leftover, session: self.session, via: None };
                 super::attach(&self.node, client);
             }
         }
@@ -307,17 +309,24 @@ impl Relay {
     }
 }
 
-/// A client's socket, of either kind.
+/// A client's connection, of each kind.
 enum Stream {
     Unix(UnixStream),
     Tcp(TcpStream),
+    Protected(Protected),
 }
 
 trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
 
 impl Stream {
-    fn new(fd: OwnedFd) -> io::Result<Stream> {
+    fn new(stream: weir_block::Stream) -> io::Result<Stream> {
+        let fd = match stream {
+            weir_block::Stream::Protected(fd, keys) => {
+                return Protected::new(fd, keys).map(Stream::Protected);
+            }
+            plain => plain.into_fd()?,
+        };
         if rustix::net::sockopt::socket_domain(&fd)? == AddressFamily::UNIX {
             UnixStream::from_std(fd.into()).map(Stream::Unix)
         } else {
@@ -329,14 +338,16 @@ impl Stream {
         match self {
             Stream::Unix(stream) => stream,
             Stream::Tcp(stream) => stream,
+            Stream::Protected(stream) => stream,
         }
     }
 
-    fn into_fd(self) -> io::Result<OwnedFd> {
-        match self {
-            Stream::Unix(stream) => stream.into_std().map(OwnedFd::from),
-            Stream::Tcp(stream) => stream.into_std().map(OwnedFd::from),
-        }
+    fn into_stream(self) -> io::Result<weir_block::Stream> {
+        Ok(match self {
+            Stream::Unix(stream) => OwnedFd::from(stream.into_std()?).into(),
+            Stream::Tcp(stream) => OwnedFd::from(stream.into_std()?).into(),
+            Stream::Protected(stream) => stream.into_stream()?,
+        })
     }
 }
 

@@ -79,7 +79,14 @@ impl Operations {
             return Err(ApiError::new(ApiErrorKind::Refused, message)
                 .hint(format!("run the command on {}", signers.join(" or "))));
         };
-        let text = format!("client {} got a certificate as {}", wanted.name, wanted.role);
+        let purpose = match wanted.role {
+            Some(role) => format!("as {role}"),
+            None => {
+                let exports: Vec<String> = wanted.exports.iter().map(ToString::to_string).collect();
+                format!("for exports: {}", exports.join(", "))
+            }
+        };
+        let text = format!("client {} got a certificate {purpose}", wanted.name);
         self.node.journal.tell("client-admitted", wanted.name.as_str(), text);
         Ok(answer)
     }

@@ -150,6 +150,7 @@ mod tests {
             replicas: Vec::new(),
             shards: Vec::new(),
             exports: Vec::new(),
+            nbd: Vec::new(),
             peers: Default::default(),
         }
     }

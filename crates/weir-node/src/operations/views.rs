@@ -14,7 +14,7 @@ use weir_volume::DirVolume;
 use super::owners::{Known, Said};
 use super::{Answer, Operations, health};
 use crate::api::{
-    ApiError, ApiErrorKind, DiskView, MediumView, NodeStatus, NodeView, PeerProtection, RegistryView,
+    ApiError, ApiErrorKind, DiskView, MediumView, NbdView, NodeStatus, NodeView, PeerProtection, RegistryView,
 };
 use crate::control::decide::{Decision, Local, Situation, decide, is_live};
 use crate::control::node::blocking;
@@ -49,6 +49,7 @@ impl Operations {
             shards: self.shards(),
             replicas: statuses.into_iter().filter(|status| status.role == "replica").collect(),
             exports: self.node.uris_on(&me.node, ""),
+            nbd: self.node.config.nbd.tcp.iter().map(NbdView::from).collect(),
             peers: match self.node.identity {
                 Some(_) => PeerProtection::Tls,
                 None => PeerProtection::Plaintext,

@@ -303,6 +303,7 @@ impl Cluster {
             flash: None,
             peer_address: address(number),
             nbd_tcp: None,
+            nbd_tls: None,
             nbd_unix: PathBuf::from("/nbd"),
             api: PathBuf::from("/api"),
             fault_domain: name(number),

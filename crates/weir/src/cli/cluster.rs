@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use clap::{Args, Subcommand};
-use weir_identity::{Endpoint, Host, Name, Role, TokenId};
+use clap::{ArgGroup, Args, Subcommand};
+use weir_identity::{Endpoint, ExportName, Host, Name, Role, TokenId};
 use weir_node::units::Period;
 
 use crate::completion;
@@ -17,6 +17,8 @@ Examples:
   weir cluster list
   weir cluster revoke n2 --reason stolen
   weir cluster revoke --token 0123456789abcdef
+  weir cluster client guest --export db --directory guest
+  nbdinfo 'nbds://10.0.0.1/db?tls-certificates=guest'
   weir cluster client eve --role viewer --directory eve
   curl --cacert eve/ca-cert.pem --cert eve/client-cert.pem \\
        --key eve/client-key.pem https://10.0.0.1:7443/v1/status";
@@ -108,16 +110,21 @@ pub enum ClusterCommand {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Make the key and certificate of a client of the API.
+    /// Make the key and certificate of a client of the API, or of exports.
     ///
     /// Run it on a node that has the authority's key (`weir cluster list` shows which). Writes client-key.pem, client-cert.pem and
-    /// ca-cert.pem, with which the client reaches a node's api.listen.
+    /// ca-cert.pem, as libnbd, nbdkit and QEMU expect them. With --role the client reaches a node's api.listen; with --export it sees and
+    /// opens these disks, and no others, where NBD requires TLS. A certificate is good for one of the two.
+    #[command(group(ArgGroup::new("grant").required(true).args(["role", "exports"])))]
     Client {
         /// The client's name; the audit log shows it.
         name: Name,
         /// viewer: look; operator: also change disks, volumes and nodes; admin: also invite and revoke.
         #[arg(long, value_parser = PossibleValuesParser::new(["viewer", "operator", "admin"]).try_map(|role| role.parse::<Role>()))]
-        role: Role,
+        role: Option<Role>,
+        /// A disk that the client may open over NBD with TLS, also one that does not exist yet; may be repeated.
+        #[arg(long = "export", value_name = "DISK")]
+        exports: Vec<ExportName>,
         /// A directory for the three files; made if it does not exist.
         #[arg(long, value_name = "DIR")]
         directory: PathBuf,

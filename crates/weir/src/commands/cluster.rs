@@ -3,7 +3,7 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use weir_identity::{Endpoint, Grant, Joiner, Key, Name, Role, Store, Token};
+use weir_identity::{Endpoint, Joiner, Key, Store, Token};
 use weir_node::api::ApiError;
 use weir_node::client::Client;
 use weir_node::cluster::views::{
@@ -79,17 +79,10 @@ pub fn run(global: &Global, command: ClusterCommand) -> Result<(), Failure> {
         ClusterCommand::MigrateRegistry { config, from, dry_run } => {
             migrate_registry::run(global, &config, &from, dry_run)
         }
-        ClusterCommand::Client { name, role, directory, ttl } => {
-            let made = client(&any_node(global)?, name, role, &directory, ttl.0.as_secs())?;
-            print(global.output, &made, |made: &ClientMade| {
-                format!(
-                    "{} is {}; its key and certificates are in {}, and end at {}",
-                    made.name,
-                    made.role,
-                    made.directory.display(),
-                    made.certificate_ends
-                )
-            })
+        ClusterCommand::Client { name, role, exports, directory, ttl } => {
+            let (exports, ttl_seconds, csr) = (exports.into_iter().collect(), ttl.0.as_secs(), String::new());
+            let wanted = NewClient { name, role, exports, csr, ttl_seconds };
+            print(global.output, &client(&any_node(global)?, wanted, &directory)?, made)
         }
     }
 }
@@ -137,24 +130,31 @@ fn read_token(token: Option<String>, file: Option<&Path>) -> Result<Token, Failu
     text.parse().map_err(|error: weir_identity::TokenError| Failure::usage(error))
 }
 
-fn client(
-    node: &Client,
-    name: Name,
-    role: Role,
-    directory: &Path,
-    ttl_seconds: u64,
-) -> Result<ClientMade, Failure> {
+/// Makes a key here, and has a node sign the certificate that `wanted` describes.
+fn client(node: &Client, mut wanted: NewClient, directory: &Path) -> Result<ClientMade, Failure> {
+    let grant = wanted.grant().map_err(Failure::usage)?;
     let store = Store::open(directory).map_err(ApiError::from)?;
     // Before a certificate is issued that could not be kept.
     store.check_no_client().map_err(ApiError::from)?;
     let key = Key::generate().map_err(Failure::failed)?;
-    let joiner = Joiner::new(key, name.clone(), &[]).map_err(Failure::failed)?;
-    let csr = joiner.renewal().csr;
-    let answer = node.new_client(&NewClient { name: name.clone(), role, csr, ttl_seconds })?;
-    let made = joiner.complete_client(&answer, Grant::Role(role), now()).map_err(Failure::failed)?;
+    let joiner = Joiner::new(key, wanted.name.clone(), &[]).map_err(Failure::failed)?;
+    wanted.csr = joiner.renewal().csr;
+    let answer = node.new_client(&wanted)?;
+    let made = joiner.complete_client(&answer, grant, now()).map_err(Failure::failed)?;
     store.create_client(&made.credentials, &made.authorities).map_err(ApiError::from)?;
-    let ends = made.credentials.facts().not_after.saturating_mul(1000);
-    Ok(ClientMade { name, role, directory: PathBuf::from(directory), certificate_ends: rfc3339(ends) })
+    let certificate_ends = rfc3339(made.credentials.facts().not_after.saturating_mul(1000));
+    let NewClient { name, role, exports, .. } = wanted;
+    Ok(ClientMade { name, role, exports, directory: PathBuf::from(directory), certificate_ends })
+}
+
+fn made(it: &ClientMade) -> String {
+    let ClientMade { name, role, exports, directory, certificate_ends } = it;
+    let exports: Vec<String> = exports.iter().map(ToString::to_string).collect();
+    let may = role.map_or_else(|| format!("may open {}", exports.join(", ")), |role| format!("is {role}"));
+    format!(
+        "{name} {may}; its key and certificates are in {}, and end at {certificate_ends}",
+        directory.display()
+    )
 }
 
 fn revoked(it: &Revoked) -> String {

@@ -1,6 +1,6 @@
 //! `weir status`
 
-use weir_node::api::{MediumView, NodeStatus, NodeView, RegistryView, ShardView};
+use weir_node::api::{MediumView, NbdView, NodeStatus, NodeView, RegistryView, ShardView};
 use weir_node::units::about;
 
 use super::disk;
@@ -46,9 +46,18 @@ fn text(status: &NodeStatus) -> String {
         _ => format!("registry {state}"),
     };
     format!(
-        "health: {}\nasked {}, {registry}, peers: {}{shards}\n\n{nodes}\n\n{disks}{reasons}",
-        status.health, status.node, status.peers
+        "health: {}\nasked {}, {registry}, peers: {}{}{shards}\n\n{nodes}\n\n{disks}{reasons}",
+        status.health,
+        status.node,
+        status.peers,
+        nbd(status)
     )
+}
+
+/// `NBD: TLS at 10.0.0.1:10809`, a line for each address.
+fn nbd(status: &NodeStatus) -> String {
+    let protection = |at: &NbdView| if at.plaintext { "plaintext" } else { "TLS" };
+    status.nbd.iter().map(|at| format!("\nNBD: {} at {}", protection(at), at.address)).collect()
 }
 
 /// `shard 0: ok; longest turn 3.1 ms, 0 turns over 10 ms, spun 0 times`

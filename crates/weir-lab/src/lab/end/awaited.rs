@@ -240,6 +240,7 @@ mod tests {
             replicas: copy.into_iter().collect(),
             shards: Vec::new(),
             exports: Vec::new(),
+            nbd: Vec::new(),
             peers: Default::default(),
         };
         NodeReport { status: Some(status), ..silent(node) }

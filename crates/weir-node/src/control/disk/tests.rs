@@ -37,6 +37,7 @@ pub(crate) fn record_of(name: &str) -> NodeRecord {
         incarnation: 1,
         peer_address: ([127, 0, 0, 1], 1).into(),
         nbd_tcp: None,
+        nbd_tls: None,
         nbd_unix: "/a".into(),
         api: "/b".into(),
         fault_domain: "default".into(),
