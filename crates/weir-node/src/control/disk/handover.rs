@@ -63,7 +63,12 @@ impl DiskTask {
             }
             filled?;
         }
-        self.change(|record| ownership::set_follower(record, &me, record.epoch, to)).await?;
+        let changed = self.change(|record| ownership::set_follower(record, &me, record.epoch, to)).await;
+        if changed.is_err() && to.is_some() {
+            // Otherwise the set would have to contain that node from now on, and lost members would not be replaced.
+            self.fill(None).await?;
+        }
+        changed?;
         self.tell_follower().await;
         match to {
             Some(to) => {
