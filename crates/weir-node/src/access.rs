@@ -89,7 +89,7 @@ impl Caller {
             RENEW if self.node().is_some() => return Ok(()),
             RENEW => return Err(forbidden(format!("only a node renews its certificate; this is {self}"))),
             _ if is_read(method) => Role::Viewer,
-            _ if self.node().is_some() && is_export(path) => return Ok(()),
+            _ if self.node().is_some() && is_for_nodes(path) => return Ok(()),
             _ if path.starts_with(CLUSTER) => Role::Admin,
             _ => Role::Operator,
         };
@@ -123,10 +123,11 @@ impl fmt::Display for Caller {
     }
 }
 
-/// Another node may ask this one to export a disk: that opens it here or waits until it is open, and gives the other node nothing.
-fn is_export(path: &str) -> bool {
+/// Another node may ask this one to export a disk, which opens it here or waits until it is open, and to move a disk that it follows
+/// to it; see [`crate::operations::Operations::move_disk`].
+fn is_for_nodes(path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').collect();
-    matches!(parts[..], ["", "v1", "disks", _, "export"])
+    matches!(parts[..], ["", "v1", "disks", _, "export" | "move"])
 }
 
 /// A request that changes nothing.
@@ -216,7 +217,8 @@ mod tests {
             (&delete, "/v1/disks/db", [true, false, false, true, true, false, false]),
             (&post, "/v1/disks/db/delete", [true, false, false, true, true, false, false]),
             (&post, "/v1/disks/db/export", [true, false, false, true, true, false, true]),
-            (&post, "/v1/disks/db/move", [true, false, false, true, true, false, false]),
+            (&post, "/v1/disks/db/move", [true, false, false, true, true, false, true]),
+            (&post, "/v1/disks/db/follow", [true, false, false, true, true, false, false]),
             (&post, "/v1/disks/x/y/export", [true, false, false, true, true, false, false]),
             (&post, "/v1/nodes/n1/forget", [true, false, false, true, true, false, false]),
             (&post, "/v1/cluster/invite", [true, false, false, false, true, false, false]),

@@ -64,15 +64,21 @@ impl At {
         At { place: socket.to_owned(), tls: None }
     }
 
-    /// The API of another node, for requests of this one: over TLS if that node has announced where, because the Unix socket of
-    /// another host is not there; otherwise at its Unix socket.
+    /// The API of another node, for requests of this one, whose own socket is `own`: at its Unix socket if that is here, otherwise
+    /// over TLS if it has announced where. On another host its socket is often called as this node's.
     ///
     /// # Errors
     /// No TLS configuration can be made.
-    pub(crate) fn of_node(identity: Option<&NodeIdentity>, record: &NodeRecord) -> Result<At, ApiError> {
+    pub(crate) fn of_node(
+        own: &Path,
+        identity: Option<&NodeIdentity>,
+        record: &NodeRecord,
+    ) -> Result<At, ApiError> {
         let failed = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Failed, error.to_string());
         let announced = identity.and_then(|identity| Some((identity, identity.api_of(&record.name)?)));
-        let Some((identity, api)) = announced else { return Ok(At::unix(&record.api)) };
+        let Some((identity, api)) = announced.filter(|_| record.api == own || !record.api.exists()) else {
+            return Ok(At::unix(&record.api));
+        };
         let expected: Name = record.name.parse().map_err(|error| failed(&error))?;
         let tls = identity.tls().api_client(Some(identity.credentials()), Some(&expected));
         let tls = Arc::new(tls.map_err(|error| failed(&error))?);

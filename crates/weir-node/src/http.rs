@@ -98,7 +98,10 @@ impl FromRequestParts<Operations> for Ops {
         let header = |name: &str| parts.headers.get(name).map(|value| value.to_str().unwrap_or_default());
         // Not a number: refuse to forward it again.
         let forwarded = header(FORWARDED).map_or(0, |count| count.parse().unwrap_or(u32::MAX));
-        let by_node = parts.extensions.get::<Caller>().is_some_and(|caller| caller.node().is_some());
+        let by_node = parts.extensions.get::<Caller>().and_then(|caller| {
+            let name = caller.node()?.facts().identity.name()?;
+            Some(Arc::from(name.as_str()))
+        });
         operations.asked(header(INTENDED_FOR), forwarded, by_node).map(Ops)
     }
 }
@@ -386,8 +389,7 @@ mod tests {
         let view = operations.disk("d").await.unwrap();
         assert_eq!(view.state, "silent", "a's answer says nothing about b's disks");
         assert!(
-            operations.asked(Some("a#1"), 1, false).is_ok()
-                && operations.asked(Some("a#2"), 1, false).is_err()
+            operations.asked(Some("a#1"), 1, None).is_ok() && operations.asked(Some("a#2"), 1, None).is_err()
         );
     }
 
@@ -408,10 +410,16 @@ mod tests {
         let _owner = serve_at(&b, owner);
         let answer = request(&a, "GET /v1/disks/d/meters").await;
         assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(r#""layer":"1""#), "{answer}");
-        let third = operations.asked(Some("a#1"), 3, false).unwrap();
+        let third = operations.asked(Some("a#1"), 3, None).unwrap();
         assert_eq!(third.meters("d").await.unwrap()[0].layer, "4");
+        // A node of another host moves no disk that it does not follow, to itself or elsewhere.
+        let stranger = operations.asked(Some("a#1"), 0, Some("x".into())).unwrap();
+        for to in ["x", "a", "b"] {
+            let error = stranger.move_disk("d", Move { to: to.into() }).await.unwrap_err();
+            assert_eq!(error.kind, ApiErrorKind::Forbidden, "{error}");
+        }
         for times in [4, u32::MAX] {
-            let error = operations.asked(Some("a#1"), times, false).unwrap().meters("d").await.unwrap_err();
+            let error = operations.asked(Some("a#1"), times, None).unwrap().meters("d").await.unwrap_err();
             assert!(
                 error.kind == ApiErrorKind::Unavailable && error.message.contains("forwarded"),
                 "{error}"

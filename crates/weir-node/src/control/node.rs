@@ -139,9 +139,10 @@ impl Node {
         let nodes = self.records.nodes.now();
         let Some(record) = nodes.get(node) else { return Vec::new() };
         let mut uris = Vec::new();
-        // A Unix socket of another host is not there.
+        // A Unix socket of another host is not there, or is called as this node's.
         let is_remote = *node != self.session.node_ref().node
-            && self.identity.as_ref().is_some_and(|identity| identity.api_of(node).is_some());
+            && self.identity.as_ref().is_some_and(|identity| identity.api_of(node).is_some())
+            && (self.config.nbd_socket().as_ref() == Some(&record.nbd_unix) || !record.nbd_unix.exists());
         if !record.nbd_unix.as_os_str().is_empty() && !is_remote {
             uris.push(format!("nbd+unix:///{disk}?socket={}", record.nbd_unix.display()));
         }

@@ -227,6 +227,7 @@ impl Relay {
     /// Has the disk moved here, for as long as this node follows it (P9).
     async fn move_here(&mut self) -> Next {
         let disk = self.session.export.clone();
+        let mut told = false;
         self.owner = None;
         loop {
             match self.settled().await {
@@ -236,7 +237,10 @@ impl Relay {
             }
             let wanted = Move { to: self.me.node.clone() };
             if let Err(error) = self.operations.move_disk(&disk, wanted).await {
-                tracing::info!(disk, %error, "cannot have the disk moved here yet");
+                // The first time only: it is tried again for as long as this node follows the disk.
+                if !std::mem::replace(&mut told, true) {
+                    tracing::info!(disk, %error, "cannot have the disk moved here yet");
+                }
                 tokio::time::sleep(RETRY).await;
             }
         }

@@ -18,7 +18,9 @@ use weir_block::Nanos;
 use weir_cluster::events::Events;
 use weir_cluster::migration::first_epoch;
 use weir_cluster::ownership;
-use weir_cluster::records::{DiskRecord, Medium, NodeRef, Policy, Record, Source, check_name, keys};
+use weir_cluster::records::{
+    DiskRecord, Medium, NodeRecord, NodeRef, Policy, Record, Source, check_name, keys,
+};
 
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, DiskView, EventView, Export, Follow, Move, Moved, NodeView, Resize,
@@ -50,8 +52,8 @@ const EXPORTED: Duration = Duration::from_secs(15);
 /// meanwhile.
 const MOST_FORWARDS: u32 = 4;
 
-/// Requests with a body that another host takes from this one: they wait.
-const WAITS: [&str; 1] = ["export"];
+/// Changes that another host takes from this one, within the limits of [`Operations::export`] and [`Operations::move_disk`].
+const FOR_NODES: [&str; 2] = ["export", "move"];
 
 /// Pause between two polls.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -66,8 +68,8 @@ pub struct Operations {
     silent: Arc<owners::Silent>,
     /// The number of times that nodes have forwarded the current request.
     forwarded: u32,
-    /// A node of another host makes the current request: nobody can tell whether an operator has asked it.
-    by_node: bool,
+    /// The node of another host that makes the current request: nobody can tell whether an operator has asked it.
+    by_node: Option<Arc<str>>,
 }
 
 type Answer<T> = Result<T, ApiError>;
@@ -77,11 +79,11 @@ impl Operations {
     #[must_use]
     pub fn new(node: Arc<Node>, tasks: Arc<Tasks>, backings: Arc<Backings>) -> Operations {
         let events = Arc::new(Events::new(Arc::clone(&node.registry), node.session.node_ref()));
-        Operations { node, tasks, events, backings, silent: Arc::default(), forwarded: 0, by_node: false }
+        Operations { node, tasks, events, backings, silent: Arc::default(), forwarded: 0, by_node: None }
     }
 
     /// The operations for a request of an operator, or for one that nodes have `forwarded` so many times to process
-    /// `intended_for`; `by_node`: the one at the other end is a node of another host.
+    /// `intended_for`; `by_node`: the node of another host at the other end.
     ///
     /// # Errors
     /// This is another process, with the socket of a former one or of one on another host.
@@ -89,14 +91,13 @@ impl Operations {
         &self,
         intended_for: Option<&str>,
         forwarded: u32,
-        by_node: bool,
+        by_node: Option<Arc<str>>,
     ) -> Answer<Operations> {
         let me = self.me().to_string();
         if let Some(other) = intended_for.filter(|other| **other != me) {
             let message = format!("the request is for {other}, but this is {me}");
-            return Err(
-                ApiError::new(ApiErrorKind::Unavailable, message).hint("give each node its own api.socket")
-            );
+            return Err(ApiError::new(ApiErrorKind::Unavailable, message)
+                .hint("give each node its own api.socket, and on several hosts set api.listen"));
         }
         Ok(Operations { forwarded, by_node, ..self.clone() })
     }
@@ -206,7 +207,7 @@ impl Operations {
     /// # Errors
     /// As [`Operations::disks`]; a node was named, and another one owns the disk; its owner cannot open it.
     pub async fn export(&self, name: &str, wanted: Export) -> Answer<DiskView> {
-        if self.by_node && wanted.accept_loss {
+        if self.by_node.is_some() && wanted.accept_loss {
             let message = "only an operator accepts a loss, not a node";
             return Err(ApiError::new(ApiErrorKind::Forbidden, message).hint(format!(
                 "repeat the command on the host of node {}, or with --api https://",
@@ -264,7 +265,21 @@ impl Operations {
     /// # Errors
     /// As [`Operations::disks`].
     pub async fn move_disk(&self, name: &str, wanted: Move) -> Answer<Moved> {
-        if let Some(owner) = self.owner_elsewhere(name).await? {
+        let record = self.record(name).await?;
+        // Clients on the follower may write already, so to have the disk there gives that node nothing new.
+        let follows = |node: &str| {
+            *wanted.to == *node && record.follower.as_ref().is_some_and(|follower| follower.node == node)
+        };
+        if let Some(node) = self.by_node.as_ref().filter(|node| !follows(node)) {
+            let message = format!("node {node} does not follow disk {name}, so it may not move it there");
+            return Err(ApiError::new(ApiErrorKind::Forbidden, message));
+        }
+        if let Some(owner) = self.lives_elsewhere(&record) {
+            if let Some(there) =
+                self.node.records.nodes.now().get(&owner.node).filter(|_| !follows(&self.me().node))
+            {
+                takes_from_operators(&self.api_of(there)?, &owner, name)?;
+            }
             return self.forward(&owner, name, "move", &wanted).await;
         }
         let to = self.live_node(&wanted.to)?;
@@ -360,6 +375,11 @@ impl Operations {
     }
 
     /// The living owner of a disk, when that is another node.
+    /// The API of another node.
+    fn api_of(&self, record: &NodeRecord) -> Answer<At> {
+        At::of_node(&self.node.config.api_socket(), self.node.identity.as_deref(), record)
+    }
+
     async fn owner_elsewhere(&self, name: &str) -> Answer<Option<NodeRef>> {
         Ok(self.lives_elsewhere(&self.record(name).await?))
     }
@@ -401,16 +421,21 @@ impl Operations {
         let Some(record) = nodes.get(&to.node).filter(|record| record.node_ref() == *to) else {
             return unavailable(format!("node {} has just gone", to.node));
         };
-        let at = At::of_node(self.node.identity.as_deref(), record)?;
-        // Another host takes a change from an operator, not from this host: whoever has it could else move any disk there.
-        if let Some(url) = at.url().filter(|_| body.is_some() && !WAITS.contains(&what)) {
-            let message = format!("disk {disk} is on node {}, and only that node can do this", to.node);
-            return Err(ApiError::new(ApiErrorKind::Refused, message)
-                .hint(format!("repeat the command on that host, or with --api {url} --credentials DIR")));
+        let at = self.api_of(record)?;
+        if body.is_some() && !FOR_NODES.contains(&what) {
+            takes_from_operators(&at, to, disk)?;
         }
         let other = Other { at: &at, process: to, forwarded: self.forwarded + 1 };
         other.ask(disk, what, body, patience).await
     }
+}
+
+/// Another host takes a change from an operator, not from this host: whoever has it could else move any disk there.
+fn takes_from_operators(at: &At, to: &NodeRef, disk: &str) -> Answer<()> {
+    let Some(url) = at.url() else { return Ok(()) };
+    let message = format!("disk {disk} is on node {}, and only that node can do this", to.node);
+    Err(ApiError::new(ApiErrorKind::Refused, message)
+        .hint(format!("repeat the command on that host, or with --api {url} --credentials DIR")))
 }
 
 fn parse_policy(text: &str) -> Answer<Policy> {

@@ -9,7 +9,7 @@ use weir_cluster::records::NodeRef;
 
 use super::Operations;
 use crate::api::Owned;
-use crate::client::{At, Other};
+use crate::client::Other;
 use crate::control::decide::is_live;
 use crate::shard::messages::DiskStatus;
 
@@ -101,7 +101,7 @@ impl Operations {
                 said.insert(owner, None);
                 continue;
             }
-            let Ok(at) = At::of_node(self.node.identity.as_deref(), record) else { continue };
+            let Ok(at) = self.api_of(record) else { continue };
             let (silent, process) = (Arc::clone(&self.silent), owner.clone());
             // A task, so that its result is kept also if the client has gone.
             let task = tokio::spawn(async move {
