@@ -37,9 +37,8 @@ impl DiskTask {
             Err(error) => Err(error),
         };
         if moved.is_err() && self.local != Local::Closed {
-            let disk = self.name.clone();
-            self.send(Command::ResumeDestage { disk: disk.clone() }).await;
-            self.send(Command::Successor { disk, node: None }).await;
+            self.send(Command::ResumeDestage { disk: self.name.clone() }).await;
+            self.keep_successor().await;
             self.resume_clients().await;
         }
         moved
@@ -59,14 +58,13 @@ impl DiskTask {
         if to.is_some() && has_copies(&record) && !record.policy.is_strict() {
             let filled = self.fill(to).await;
             if filled.is_err() {
-                self.fill(None).await?;
+                self.keep_successor().await;
             }
             filled?;
         }
         let changed = self.change(|record| ownership::set_follower(record, &me, record.epoch, to)).await;
         if changed.is_err() && to.is_some() {
-            // Otherwise the set would have to contain that node from now on, and lost members would not be replaced.
-            self.fill(None).await?;
+            self.keep_successor().await;
         }
         changed?;
         self.tell_follower().await;
@@ -123,6 +121,14 @@ impl DiskTask {
     }
 
     /// Waits until `to` is in the replica set. `None`: no particular node has to be. Guests go on meanwhile.
+    /// The successor is the node that follows the disk by the record, and no other: a set that has to contain another one does not
+    /// replace lost members, and without the follower's copy its guest's first write waits for one.
+    async fn keep_successor(&mut self) {
+        let follower = self.record().and_then(|record| record.follower);
+        let node = follower.map(|follower| follower.node);
+        self.send(Command::Successor { disk: self.name.clone(), node }).await;
+    }
+
     async fn fill(&mut self, to: Option<&NodeRef>) -> Result<(), ApiError> {
         let disk = self.name.clone();
         let node = to.map(|to| to.node.clone());
