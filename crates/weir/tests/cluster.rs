@@ -352,7 +352,9 @@ fn nbd(hosts: &Hosts) {
     let at_n2 = hosts.export_port(2, "nbds://");
     let qemu = |who: &str, port: &str, host: &str, commands: &[&str]| {
         let files = place.path().join(who);
-        let mut command = Command::new("qemu-io");
+        // A disk that does not move leaves its client waiting.
+        let mut command = Command::new("timeout");
+        command.args(["60", "qemu-io"]);
         command
             .args(["--object", &format!("tls-creds-x509,id=tls0,dir={},endpoint=client", files.display())]);
         command.args(commands.iter().flat_map(|one| ["-c", one]));
