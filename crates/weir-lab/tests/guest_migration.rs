@@ -32,7 +32,9 @@ struct Machine {
 
 impl Machine {
     fn connect(socket: &Path) -> Machine {
-        let mut machine = Machine { lines: BufReader::new(UnixStream::connect(socket).unwrap()) };
+        // QEMU binds the socket, and listens a little later.
+        let stream = await_some(SOON, || UnixStream::connect(socket).ok(), || "QEMU does not listen".into());
+        let mut machine = Machine { lines: BufReader::new(stream) };
         assert!(machine.line().get("QMP").is_some());
         machine.ask("qmp_capabilities", &json!({}));
         machine
