@@ -21,7 +21,7 @@ pub struct Counts {
     pub takeovers: u64,
     /// Flushed checkpoints.
     pub checkpoints: u64,
-    /// Owners that a replica refused because of their epoch.
+    /// Owners that a replica refused: by their epoch, or because the record names another node.
     pub refusals: u64,
     /// Logs recovered from flash.
     pub recoveries: u64,

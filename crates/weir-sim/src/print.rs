@@ -70,7 +70,7 @@ fn summary_text(replay: &str, summary: &Summary, bug: Option<Bug>) {
         ("reads in histories", counts.reads),
         ("takeovers", counts.takeovers),
         ("checkpoints", counts.checkpoints),
-        ("refused messages", counts.refusals),
+        ("refused messages and connections", counts.refusals),
         ("logs recovered", counts.recoveries),
         ("logs found damaged", counts.damaged),
     ] {

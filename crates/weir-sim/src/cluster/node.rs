@@ -373,6 +373,7 @@ impl Cluster {
         } else if self.reaches_registry(process.node) && names(&self.registry.record) {
             self.registry.record.epoch
         } else {
+            self.counts.refusals += 1;
             return self.note(|| format!("n{} turns {owner} away: not the owner", process.node));
         };
         let (planted, disk_id) = (self.planted, self.registry.disk().id);
@@ -400,6 +401,7 @@ impl Cluster {
         let attached = host.attach(reactor, owner, known, end.into());
         node.wake();
         if let Err(error) = attached {
+            self.counts.refusals += 1;
             self.note(|| format!("n{} refuses a connection: {error}", process.node));
         }
     }

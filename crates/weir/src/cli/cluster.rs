@@ -115,7 +115,11 @@ pub enum ClusterCommand {
     /// Run it on a node that has the authority's key (`weir cluster list` shows which). Writes client-key.pem, client-cert.pem and
     /// ca-cert.pem, as libnbd, nbdkit and QEMU expect them. With --role the client reaches a node's api.listen; with --export it sees and
     /// opens these disks, and no others, where NBD requires TLS. A certificate is good for one of the two.
-    #[command(group(ArgGroup::new("grant").required(true).args(["role", "exports"])))]
+    #[command(
+        group(ArgGroup::new("grant").required(true).args(["role", "exports"])),
+        override_usage = "weir cluster client --role <ROLE> --directory <DIR> [OPTIONS] <NAME>\n       \
+                          weir cluster client --export <DISK> --directory <DIR> [OPTIONS] <NAME>"
+    )]
     Client {
         /// The client's name; the audit log shows it.
         name: Name,
