@@ -40,6 +40,7 @@ fn cluster() -> &'static Cluster {
             pins: vec![authority.certificate().fingerprint()],
             endpoints: vec!["a:1".parse().expect("an endpoint")],
             ttl: 3600,
+            readmits: false,
         };
         let (token, record) = invite(invitation, NOW).expect("an invitation");
         let joiner = Joiner::new(Key::generate().expect("random numbers"), "b".parse().expect("a name"), &[]);

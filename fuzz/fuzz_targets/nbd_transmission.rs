@@ -142,7 +142,7 @@ fuzz_target!(|input: &[u8]| {
             base_allocation: (structured && settings & 4 != 0).then_some(1),
             flags: 0,
         };
-        let client = AcceptedClient { stream: ours.into(), leftover: bytes[..ahead].to_vec(), session };
+        let client = AcceptedClient { stream: ours.into(), leftover: bytes[..ahead].to_vec(), session, via: None };
         shard.nbd.attach(client, &mut shard.workspace).expect("room for one");
         let reads_replies = settings & 8 != 0;
         for piece in bytes[ahead..].chunks(usize::from(*piece).max(1) * 16) {
