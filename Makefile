@@ -30,7 +30,7 @@ release: ## optimised build of the `weir` binary
 demo: setup release ## three nodes, a killed owner, nothing lost: about three minutes
 	$(TARGET)/release/weir demo
 
-cluster-demo: setup release ## three hosts, an etcd of three members with TLS, one fault after the other: about six minutes (as root)
+cluster-demo: setup release ## three hosts, an etcd of three members with TLS, one fault after the other: about three minutes (as root)
 	$(CARGO) build --release -p weir-lab --bin weir-lab-guest
 	scripts/cluster-demo
 
