@@ -45,7 +45,7 @@ struct Session {
     ended: bool,
 }
 
-/// What the disk's record says of its owner.
+/// The owner by the disk's record.
 #[derive(Debug, PartialEq, Eq)]
 struct Ownership {
     epoch: u64,

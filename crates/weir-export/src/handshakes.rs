@@ -62,7 +62,7 @@ struct UnderWay<O> {
     abort: AbortHandle,
 }
 
-/// Handshakes under way, a limited number, from origins that are told apart by `O`. All end when it is dropped.
+/// A limited number of handshakes under way. `O` identifies their origins. All end when it is dropped.
 #[derive(Debug)]
 pub struct Handshakes<O = Origin> {
     most: usize,

@@ -80,8 +80,7 @@ impl At {
             return Ok(At::unix(&record.api));
         };
         let expected: Name = record.name.parse().map_err(|error| failed(&error))?;
-        let tls = identity.tls().api_client(Some(identity.credentials()), Some(&expected));
-        let tls = Arc::new(tls.map_err(|error| failed(&error))?);
+        let tls = identity.api_client(&expected).map_err(|error| failed(&error))?;
         let endpoint = Endpoint { host: Host::Ip(api.ip()), port: api.port() };
         Ok(At { place: format!("{HTTPS}{api}").into(), tls: Some((endpoint, tls)) })
     }

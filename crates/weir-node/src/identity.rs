@@ -252,6 +252,14 @@ impl NodeIdentity {
         Ok(Arc::new(self.tls.nbd_server(&self.own, ClientCertificate::Required)?))
     }
 
+    /// For requests to the API of the node `expected`, with this node's certificate.
+    ///
+    /// # Errors
+    /// [`IdentityError::Tls`].
+    pub fn api_client(&self, expected: &Name) -> Result<Arc<ClientConfig>, IdentityError> {
+        Ok(Arc::new(self.tls.api_client(Some(&self.own), Some(expected))?))
+    }
+
     /// For a connection to the node `expected`.
     ///
     /// # Errors

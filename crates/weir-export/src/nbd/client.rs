@@ -21,7 +21,7 @@ pub struct AcceptedClient {
     pub via: Option<String>,
 }
 
-/// What a listener needs of the node: called on the control plane, must not block.
+/// The node, as a listener uses it: on the control plane, so no call may block.
 pub trait Attach: Send + Sync {
     /// Brings a client to the shard that owns its disk. Dropping the client disconnects it.
     fn attach(&self, client: AcceptedClient);

@@ -107,7 +107,7 @@ async fn last_words(stream: &mut TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// What a client sees that has not proven who it is.
+/// The exports for a client without proof of identity.
 struct Nothing;
 
 impl Directory for Nothing {

@@ -212,7 +212,7 @@ fn cluster_now() -> u64 {
 fn a_client_sees_only_what_its_certificate_names() {
     let cluster = Cluster::new();
     let server = serve(&cluster);
-    // What it lists, the size of the export without a name, and the reason if there is none.
+    // Its list, the size of the export without a name, and the reason if there is none.
     let listed = |grant: &[&str]| {
         let grant = Grant::Exports(grant.iter().map(|name| name.parse().unwrap()).collect());
         let guest = cluster.issue("guest", &grant, cluster_now());
@@ -240,7 +240,7 @@ fn a_client_sees_only_what_its_certificate_names() {
     let (names, _, told) = listed(&["unknown"]);
     assert!(names.is_empty() && told.contains("its certificate names other exports"), "{told}");
 
-    // What exists and what does not are refused in the same words.
+    // The server refuses existing and absent exports in the same words.
     let words = |export: &str| {
         let error = enter(&server, &cluster, &cluster.client("disk"), export).unwrap_err();
         assert!(
@@ -375,7 +375,7 @@ fn option(number: u32, body: &[u8]) -> Vec<u8> {
     [&OPTION_MAGIC.to_be_bytes()[..], &number.to_be_bytes(), &length, body].concat()
 }
 
-/// What is injected behind STARTTLS is neither executed after TLS nor answered, in whichever packet it comes.
+/// The server neither executes nor answers bytes injected behind STARTTLS, in whichever packet they come.
 #[test]
 fn plain_bytes_behind_starttls_end_the_connection() {
     let cluster = Cluster::new();

@@ -1,7 +1,5 @@
 //! Requests to the nodes that have the authority's key.
 
-use std::sync::Arc;
-
 use weir_identity::{Endpoint, Fingerprint, Host, JoinAnswer, LARGEST_MESSAGE};
 
 use super::records::Snapshot;
@@ -27,8 +25,7 @@ pub async fn ask(
     let (mut silent, mut refused) = (Vec::new(), None);
     for other in snapshot.nodes.iter().filter(|one| one.signs && one.node != *identity.name()) {
         let Some(api) = other.api else { continue };
-        let tls = identity.tls().api_client(Some(identity.credentials()), Some(&other.node));
-        let tls = Arc::new(tls.map_err(|error| failed(&error))?);
+        let tls = identity.api_client(&other.node).map_err(|error| failed(&error))?;
         let endpoint = Endpoint { host: Host::Ip(api.ip()), port: api.port() };
         let headers = [(FORWARDED, forwarded.to_string())];
         match https::post(&endpoint, &tls, path, body.to_vec(), &headers).await {

@@ -120,7 +120,6 @@ impl DiskTask {
         Ok(record)
     }
 
-    /// Waits until `to` is in the replica set. `None`: no particular node has to be. Guests go on meanwhile.
     /// The successor is the node that follows the disk by the record, and no other: a set that has to contain another one does not
     /// replace lost members, and without the follower's copy its guest's first write waits for one.
     async fn keep_successor(&mut self) {
@@ -129,6 +128,7 @@ impl DiskTask {
         self.send(Command::Successor { disk: self.name.clone(), node }).await;
     }
 
+    /// Waits until `to` is in the replica set. `None`: no particular node has to be. Guests go on meanwhile.
     async fn fill(&mut self, to: Option<&NodeRef>) -> Result<(), ApiError> {
         let disk = self.name.clone();
         let node = to.map(|to| to.node.clone());
