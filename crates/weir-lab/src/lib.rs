@@ -21,5 +21,5 @@ pub mod volatile_disk;
 
 pub use error::LabError;
 pub use lab::identities;
-pub use lab::{Ending, Lab, LabConfig, LabFlash, LabNode, MOST_NODES, NodeReport};
+pub use lab::{Ending, Lab, LabConfig, LabEtcd, LabFlash, LabNode, MOST_NODES, NodeReport};
 pub use network::REGISTRY;

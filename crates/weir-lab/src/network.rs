@@ -2,8 +2,9 @@
 //! to another can be cut, one direction at a time.
 //!
 //! The nodes' Unix sockets (API, NBD, registry) do not belong to a network and work as ever, so tests reach every node
-//! whatever is cut. The link to the registry leads through a relay (`relay.rs`) and is cut there. Through it the registry
-//! cannot see the end of a node's process: it learns of it by the lease, as in a cluster of several machines.
+//! whatever is cut. The link to the registry leads through a relay (`relay.rs`) and is cut there; to each member of etcd leads one of
+//! its own, which listens in the node's namespace at the member's address. Through it the registry cannot see the end of a node's
+//! process: it learns of it by the lease, as in a cluster of several machines.
 //!
 //! Needs root, iproute2 and nftables. A namespace is named after the process that made it (`weir-PID-START-…`); the next
 //! process to make some removes those whose process has ended.
@@ -11,7 +12,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -43,19 +44,28 @@ pub const REGISTRY: &str = "registry";
 /// A way, from one node (or [`REGISTRY`]) to another.
 type Way = (String, String);
 
+/// The place of the registry, from where the lab is.
+pub(crate) enum Registry<'a> {
+    /// A socket, and for each node the socket where the node looks for it.
+    Socket(&'a Path, Vec<PathBuf>),
+    /// The addresses of etcd's members, the same for all nodes. They are loopback addresses.
+    Etcd(&'a [SocketAddr]),
+}
+
 /// The network of one lab, removed when dropped.
 #[derive(Debug)]
 pub struct Network {
     /// The prefix of this lab's namespaces' names, up to the name of the node.
     prefix: String,
     nodes: Vec<String>,
-    relays: Vec<Relay>,
+    /// Those of each node, in the nodes' order.
+    relays: Vec<Vec<Relay>>,
     cuts: Mutex<BTreeSet<Way>>,
 }
 
 impl Network {
-    /// A network for these nodes, each with the socket where it looks for the registry.
-    pub(crate) fn up(nodes: Vec<(String, PathBuf)>, registry: &Path) -> Result<Network, LabError> {
+    /// A network for these nodes, with links to the registry.
+    pub(crate) fn up(nodes: Vec<String>, registry: &Registry<'_>) -> Result<Network, LabError> {
         if !rustix::process::geteuid().is_root() {
             let reason = "network namespaces need root; run this as root, or the lab without a network";
             return Err(LabError::Invalid(reason.into()));
@@ -66,18 +76,43 @@ impl Network {
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let prefix = format!("{PREFIX}-{}-{}-{number}", me.pid, me.start_time);
         // From here on it is cleaned up, also on failure.
-        let (nodes, sockets): (Vec<_>, Vec<_>) = nodes.into_iter().unzip();
         let mut network = Network { prefix, nodes, relays: Vec::new(), cuts: Mutex::default() };
         network.make_switch()?;
         for (index, node) in network.nodes.iter().enumerate() {
             network.join(node, address(index + 1))?;
         }
-        for socket in sockets {
-            let relay = Relay::listen(&socket, registry)
-                .map_err(LabError::system(format!("listening at {}", socket.display())))?;
-            network.relays.push(relay);
-        }
+        network.link(registry)?;
         Ok(network)
+    }
+
+    /// The relays to the registry.
+    fn link(&mut self, registry: &Registry<'_>) -> Result<(), LabError> {
+        match registry {
+            Registry::Socket(registry, sockets) => {
+                for socket in sockets {
+                    let relay = Relay::listen(socket, registry)
+                        .map_err(LabError::system(format!("listening at {}", socket.display())))?;
+                    self.relays.push(vec![relay]);
+                }
+            }
+            Registry::Etcd(members) => {
+                for node in &self.nodes {
+                    let relay = |member: &SocketAddr| self.relay_to(node, *member);
+                    self.relays.push(members.iter().map(relay).collect::<Result<_, _>>()?);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Listens in the node's namespace at the address that the member has in ours.
+    fn relay_to(&self, node: &str, member: SocketAddr) -> Result<Relay, LabError> {
+        let listener = self
+            .inside(node, || TcpListener::bind(member))
+            .map_err(LabError::system(format!("listening at {member} for {node}")))?;
+        let namespace = self.namespace(node);
+        let wake = move || inside(&namespace, || TcpStream::connect(member)).is_ok();
+        Ok(Relay::listen_tcp(listener, member, wake))
     }
 
     fn make_switch(&self) -> Result<(), LabError> {
@@ -173,14 +208,19 @@ impl Network {
         node: &str,
         work: impl FnOnce() -> io::Result<T> + Send,
     ) -> io::Result<T> {
-        let namespace = File::open(Path::new(NAMESPACES).join(self.namespace(node)))?;
-        // A namespace is a thread's; this one ends afterwards.
-        let enter = move || {
-            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
-            work()
-        };
-        let done = thread::scope(|scope| scope.spawn(enter).join());
-        done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        inside(&self.namespace(node), work)
+    }
+
+    /// Ends a node's connections to the registry, which it makes again.
+    ///
+    /// # Errors
+    /// There is no such node.
+    pub fn hang_up(&self, node: &str) -> Result<(), LabError> {
+        let known = self.nodes.iter().zip(&self.relays).find(|(name, _)| *name == node);
+        let (_, relays) =
+            known.ok_or_else(|| LabError::NoNode { name: node.to_owned(), known: self.nodes.join(", ") })?;
+        relays.iter().for_each(Relay::hang_up);
+        Ok(())
     }
 
     fn namespace(&self, name: &str) -> String {
@@ -188,7 +228,8 @@ impl Network {
     }
 
     fn apply(&self, cuts: &BTreeSet<Way>) -> Result<(), LabError> {
-        for (node, relay) in self.nodes.iter().zip(&self.relays) {
+        let relays = self.nodes.iter().zip(&self.relays);
+        for (node, relay) in relays.flat_map(|(node, relays)| relays.iter().map(move |relay| (node, relay))) {
             let is_cut = |from: &str, to: &str| cuts.contains(&(from.to_owned(), to.to_owned()));
             relay.cut(Direction::ToRegistry, is_cut(node, REGISTRY));
             relay.cut(Direction::FromRegistry, is_cut(REGISTRY, node));
@@ -207,10 +248,24 @@ impl Network {
 
 impl Drop for Network {
     fn drop(&mut self) {
+        // They wake their threads through the namespaces.
+        self.relays.clear();
         for name in self.nodes.iter().map(String::as_str).chain(["switch"]) {
             remove(&self.namespace(name));
         }
     }
+}
+
+/// Does something in a namespace.
+fn inside<T: Send>(namespace: &str, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    let namespace = File::open(Path::new(NAMESPACES).join(namespace))?;
+    // A namespace is a thread's; this one ends afterwards.
+    let enter = move || {
+        move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
+        work()
+    };
+    let done = thread::scope(|scope| scope.spawn(enter).join());
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 /// The address of node number `number`, from 1.
@@ -279,8 +334,9 @@ mod tests {
     fn network(directory: &Path, nodes: usize) -> Network {
         let registry = directory.join("registry");
         drop(UnixListener::bind(&registry).unwrap());
-        let node = |number: usize| (format!("n{number}"), directory.join(format!("n{number}")));
-        Network::up((1..=nodes).map(node).collect(), &registry).unwrap()
+        let names: Vec<_> = (1..=nodes).map(|number| format!("n{number}")).collect();
+        let sockets = names.iter().map(|name| directory.join(name)).collect();
+        Network::up(names, &Registry::Socket(&registry, sockets)).unwrap()
     }
 
     /// Whether a datagram gets from one socket to another within a while.
@@ -344,5 +400,30 @@ mod tests {
         assert!(Path::new(NAMESPACES).join(&mine).exists());
         drop(network);
         assert!(!Path::new(NAMESPACES).join(&mine).exists());
+    }
+
+    #[test]
+    fn each_node_has_a_link_to_each_member_of_etcd() {
+        let members: Vec<_> = (0..2).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+        let addresses: Vec<_> = members.iter().map(|member| member.local_addr().unwrap()).collect();
+        let names = ["n1", "n2"].map(String::from).to_vec();
+        let network = Network::up(names.clone(), &Registry::Etcd(&addresses)).unwrap();
+        let mut byte = [0];
+        for (node, (member, address)) in
+            names.iter().flat_map(|node| members.iter().zip(&addresses).map(move |member| (node, member)))
+        {
+            let mut there = network.inside(node, || TcpStream::connect(address)).unwrap();
+            let (mut here, _) = member.accept().unwrap();
+            network.cut(network.between(node, REGISTRY)).unwrap();
+            there.write_all(b"a").unwrap();
+            here.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+            assert!(io::Read::read(&mut here, &mut byte).is_err(), "nothing passes");
+            network.restore().unwrap();
+            here.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            assert_eq!(io::Read::read(&mut here, &mut byte).unwrap(), 1);
+            network.hang_up(node).unwrap();
+            assert_eq!(io::Read::read(&mut there, &mut byte).unwrap(), 0);
+        }
+        assert!(network.hang_up("n9").is_err());
     }
 }

@@ -61,7 +61,7 @@ impl Place {
         let mut config = config(directory.path().join("lab"));
         adapt(&mut config);
         let lab = Lab::up(&config).unwrap();
-        let place = Place { bench: Bench { lab, directory, medium: Medium::Ram }, filesystem };
+        let place = Place { bench: Bench { lab, directory, medium: Medium::Ram, etcd: None }, filesystem };
         place.create("pool", DISK, policy);
         place.bench.wait_effective();
         place
@@ -148,13 +148,13 @@ impl Place {
 
     /// Ends all processes in good order and starts them again.
     fn restart(self) -> Place {
-        let Place { bench: Bench { lab, directory, medium }, filesystem } = self;
+        let Place { bench: Bench { lab, directory, medium, etcd }, filesystem } = self;
         let dir = lab.dir().to_owned();
         lab.down().unwrap();
         let lab = Lab::up(&config(dir)).unwrap();
         let export = Export { on: Some("n1".into()), accept_loss: false };
         lab.any_client().unwrap().export(DISK, &export).unwrap();
-        let place = Place { bench: Bench { lab, directory, medium }, filesystem };
+        let place = Place { bench: Bench { lab, directory, medium, etcd }, filesystem };
         place.bench.wait_effective();
         place
     }

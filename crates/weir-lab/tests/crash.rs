@@ -28,10 +28,11 @@ fn start(bench: &mut Bench, node: &str) {
 fn kill_owner(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (VerifyingLoad, String) {
     let before = some_time(random, 20, 1200);
     let former = bench.owner();
-    let lab = &mut bench.lab;
     let (load, ()) = during(load, Duration::from_millis(1500), || {
         thread::sleep(before);
-        lab.kill(&former).unwrap();
+        bench.lab.kill(&former).unwrap();
+        // etcd learns of it by the end of a lease.
+        bench.wait(|view| view.owner.as_ref() != Some(&former));
     });
     assert_ne!(bench.owner(), former);
     assert!(load.progress().reconnects() > 0, "the load never noticed");

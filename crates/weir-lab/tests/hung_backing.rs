@@ -95,7 +95,7 @@ impl Place {
             let wanted = CreateVolume { name: volume.into(), kind: "dir".into(), path };
             lab.client("n1").unwrap().create_volume(&wanted).unwrap();
         }
-        Place { bench: Bench { lab, directory, medium: Medium::Ram }, lun }
+        Place { bench: Bench { lab, directory, medium: Medium::Ram, etcd: None }, lun }
     }
 
     fn create(&self, disk: &str, volume: &str, policy: &str) {

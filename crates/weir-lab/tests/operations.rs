@@ -347,7 +347,7 @@ fn a_lab_ends_and_comes_again() {
     let load = bench.load(new_history(seed), seed);
     let (load, ()) = during(load, Duration::from_secs(1), || {});
     let mut history = load.into_history();
-    let Bench { lab, directory, medium } = bench;
+    let Bench { lab, directory, medium, etcd } = bench;
     let dir = lab.dir().to_owned();
     let pids: Vec<_> = lab.nodes().iter().filter_map(|node| node.process).collect();
     lab.down().unwrap();
@@ -359,7 +359,7 @@ fn a_lab_ends_and_comes_again() {
     let view = client.disk(DISK).unwrap();
     assert_eq!((view.state.as_str(), view.owner), ("closed", None), "the nodes had closed it");
     client.export(DISK, &Export { on: Some("n2".into()), accept_loss: false }).unwrap();
-    let bench = Bench { lab, directory, medium };
+    let bench = Bench { lab, directory, medium, etcd };
     let mut load = bench.load(history, seed);
     assert_eq!(load.check_all().unwrap().mismatches, 0);
     history = load.into_history();

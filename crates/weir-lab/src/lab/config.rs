@@ -68,6 +68,37 @@ pub struct LabConfig {
     pub fault_domains: Vec<String>,
     /// The nodes prove to each other who they are ([`super::identities`]); otherwise they speak in plain text.
     pub identities: bool,
+    /// The nodes' registry, if it is an etcd; otherwise the lab starts one of its own.
+    pub etcd: Option<LabEtcd>,
+}
+
+/// An etcd with TLS that runs beside the lab and is not the lab's to end.
+#[derive(Clone, Debug)]
+pub struct LabEtcd {
+    /// Where its members listen for clients: loopback addresses. In a lab with a network a relay for each node listens at the same
+    /// addresses, so that the nodes' links to etcd can be cut.
+    pub members: Vec<SocketAddr>,
+    /// The prefix of the lab's keys.
+    pub prefix: String,
+    /// Certificate of the authority that signed etcd's certificates.
+    pub ca: PathBuf,
+    /// The nodes' certificate for etcd.
+    pub certificate: PathBuf,
+    /// Its key.
+    pub key: PathBuf,
+}
+
+impl LabEtcd {
+    fn registry(&self) -> RegistryConfig {
+        RegistryConfig {
+            etcd: self.members.iter().map(|member| format!("https://{member}")).collect(),
+            prefix: self.prefix.clone(),
+            ca: Some(self.ca.clone()),
+            certificate: Some(self.certificate.clone()),
+            key: Some(self.key.clone()),
+            ..RegistryConfig::default()
+        }
+    }
 }
 
 impl LabConfig {
@@ -92,6 +123,7 @@ impl LabConfig {
             flash: LabFlash::None,
             fault_domains: Vec::new(),
             identities: false,
+            etcd: None,
         }
     }
 }
@@ -159,9 +191,12 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
             .unwrap_or_else(|| format!("rack-{number}")),
         flash: config.flash.of(number, &home),
         state_dir: home,
-        registry: RegistryConfig {
-            socket: if config.network { relay_socket(&node) } else { registry_socket(dir) },
-            ..RegistryConfig::default()
+        registry: match &config.etcd {
+            Some(etcd) => etcd.registry(),
+            None => RegistryConfig {
+                socket: if config.network { relay_socket(&node) } else { registry_socket(dir) },
+                ..RegistryConfig::default()
+            },
         },
         nodes: at_once(),
         lease: LeaseConfig { ttl: Period(config.lease_ttl), fence_grace: Period(config.fence_grace) },

@@ -81,7 +81,9 @@ impl Lab {
         for node in self.nodes() {
             lost.left_behind(node.config.parent().unwrap_or(&self.dir), &node.name);
         }
-        if let Err(reason) = lost.recorded(&self.dir, &clean) {
+        if self.state.registry.is_none() {
+            tell("the registry is an etcd: whether logs of killed nodes are lost is not looked up there");
+        } else if let Err(reason) = lost.recorded(&self.dir, &clean) {
             tell(&format!("cannot tell whether logs of killed nodes are lost: {reason}"));
         }
         let state = self.dir.join("lab.json");
@@ -100,7 +102,7 @@ impl Lab {
     fn resume_paused(&self, tell: &mut impl FnMut(&str)) -> Result<Vec<ProcessId>, LabError> {
         let nodes = self.nodes().iter().filter_map(|node| Some((&*node.name, node.process?)));
         let paused: Vec<_> = nodes
-            .chain([(REGISTRY, self.state.registry)])
+            .chain(self.state.registry.map(|registry| (REGISTRY, registry)))
             .filter(|(_, process)| process.state() == ProcessState::Paused)
             .collect();
         for (name, process) in &paused {
@@ -160,7 +162,7 @@ impl Lab {
             self.reap(process)?;
         }
         // The registry goes last: the nodes write to it while they end.
-        let registry = self.state.registry;
+        let Some(registry) = self.state.registry else { return Ok(killed) };
         if registry.state() != ProcessState::Gone {
             registry.signal(Signal::TERM).map_err(refused())?;
             registry.signal(Signal::CONT).map_err(refused())?;

@@ -21,7 +21,7 @@ use weir_node::api::{ApiErrorKind, NodeStatus};
 use weir_node::client::Client;
 
 use self::config::prepare;
-pub use self::config::{LabConfig, LabFlash};
+pub use self::config::{LabConfig, LabEtcd, LabFlash};
 pub use self::end::Ending;
 use self::start::{make_network, start_registry, wait_until};
 use crate::error::LabError;
@@ -74,7 +74,8 @@ impl LabNode {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct State {
     program: PathBuf,
-    registry: ProcessId,
+    /// Absent when the registry is an etcd.
+    registry: Option<ProcessId>,
     nodes: Vec<LabNode>,
 }
 
@@ -122,10 +123,14 @@ impl Lab {
         }
         let nodes =
             (1..=config.nodes).map(|number| prepare(config, &dir, number)).collect::<Result<Vec<_>, _>>()?;
-        let network = config.network.then(|| make_network(&dir, &nodes)).transpose()?;
-        let (child, registry) = start_registry(&config.program, &dir)?;
-        let state = State { program: config.program.clone(), registry, nodes };
-        let children = HashMap::from([(registry.pid, child)]);
+        let network = config.network.then(|| make_network(config, &dir, &nodes)).transpose()?;
+        let registry = match config.etcd {
+            Some(_) => None,
+            None => Some(start_registry(&config.program, &dir)?),
+        };
+        let process = registry.as_ref().map(|(_, process)| *process);
+        let state = State { program: config.program.clone(), registry: process, nodes };
+        let children = registry.into_iter().map(|(child, process)| (process.pid, child)).collect();
         let mut lab = Lab { dir, state, children, network, ends_with_us: true };
         lab.save()?;
         for index in 0..lab.state.nodes.len() {
@@ -220,19 +225,19 @@ impl Lab {
         self.nodes().iter().map(report).collect()
     }
 
-    /// The state of the registry's process.
+    /// The state of the registry's process; [`ProcessState::Gone`] when the registry is an etcd.
     #[must_use]
     pub fn registry_state(&self) -> ProcessState {
-        self.state.registry.state()
+        self.state.registry.map_or(ProcessState::Gone, |registry| registry.state())
     }
 
-    /// The process of a node or of the [`REGISTRY`]; `None` when it was killed.
+    /// The process of a node or of the [`REGISTRY`]; `None` when it was killed, or when the registry is an etcd.
     ///
     /// # Errors
     /// There is no such node.
     pub fn process(&self, name: &str) -> Result<Option<ProcessId>, LabError> {
         match name {
-            REGISTRY => Ok(Some(self.state.registry)),
+            REGISTRY => Ok(self.state.registry),
             name => Ok(self.node(name)?.process),
         }
     }
@@ -317,8 +322,9 @@ impl Lab {
             return Err(LabError::State { node: name.to_owned(), state });
         }
         if name == REGISTRY {
+            self.has_registry()?;
             let (child, process) = start_registry(&self.state.program, &self.dir)?;
-            self.state.registry = process;
+            self.state.registry = Some(process);
             self.children.insert(process.pid, child);
             return self.save();
         }
@@ -341,7 +347,17 @@ impl Lab {
     }
 
     fn processes(&self) -> impl Iterator<Item = ProcessId> {
-        self.state.nodes.iter().filter_map(|node| node.process).chain([self.state.registry])
+        self.state.nodes.iter().filter_map(|node| node.process).chain(self.state.registry)
+    }
+
+    /// An error when the registry is an etcd, whose processes are not the lab's.
+    fn has_registry(&self) -> Result<(), LabError> {
+        match self.state.registry {
+            Some(_) => Ok(()),
+            None => Err(LabError::Invalid(
+                "the registry of this lab is an etcd, which the lab did not start".into(),
+            )),
+        }
     }
 
     fn index(&self, name: &str) -> Result<usize, LabError> {
@@ -353,6 +369,9 @@ impl Lab {
 
     /// The process of a node or of the registry, when it has not ended.
     fn running(&self, name: &str) -> Result<ProcessId, LabError> {
+        if name == REGISTRY {
+            self.has_registry()?;
+        }
         let process = self.process(name)?;
         process.filter(|process| process.state() != ProcessState::Gone).ok_or_else(|| {
             let state = format!("does not run; `weir lab start {name}` starts it");

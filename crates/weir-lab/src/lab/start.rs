@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 
-use super::{LabNode, PATIENCE};
+use super::{LabConfig, LabNode, PATIENCE};
 use crate::error::LabError;
-use crate::network::Network;
+use crate::network::{Network, Registry};
 use crate::process::{ProcessId, ProcessState, spawn};
 
 pub(super) fn registry_socket(dir: &Path) -> PathBuf {
@@ -24,9 +24,15 @@ pub(super) fn relay_socket(node: &LabNode) -> PathBuf {
     node.api.with_file_name("registry.sock")
 }
 
-pub(super) fn make_network(dir: &Path, nodes: &[LabNode]) -> Result<Network, LabError> {
-    let ways = nodes.iter().map(|node| (node.name.clone(), relay_socket(node))).collect();
-    Network::up(ways, &registry_socket(dir))
+pub(super) fn make_network(config: &LabConfig, dir: &Path, nodes: &[LabNode]) -> Result<Network, LabError> {
+    let names = nodes.iter().map(|node| node.name.clone()).collect();
+    match &config.etcd {
+        Some(etcd) => Network::up(names, &Registry::Etcd(&etcd.members)),
+        None => {
+            let sockets = nodes.iter().map(relay_socket).collect();
+            Network::up(names, &Registry::Socket(&registry_socket(dir), sockets))
+        }
+    }
 }
 
 pub(super) fn start_registry(program: &Path, dir: &Path) -> Result<(Child, ProcessId), LabError> {

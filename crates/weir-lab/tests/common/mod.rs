@@ -1,6 +1,7 @@
 //! Common parts of the end-to-end tests: the program, a lab with a disk, and a load that remembers every write.
 #![allow(dead_code, clippy::unwrap_used)]
 
+pub mod etcd;
 mod program;
 pub mod rounds;
 
@@ -20,6 +21,8 @@ use weir_load::workload::Span;
 use weir_nbd::Uri;
 use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium};
 use weir_node::client::Client;
+
+use self::etcd::Members;
 
 /// The disk that everything happens to.
 pub const DISK: &str = "d1";
@@ -57,11 +60,42 @@ pub struct Bench {
     pub directory: tempfile::TempDir,
     /// The medium of its disks' logs.
     pub medium: Medium,
+    /// The registry, if it is not the lab's own. Ends after the lab.
+    pub etcd: Option<Members>,
 }
 
 impl Bench {
+    /// As [`Bench::up`], with the registry on an etcd of three members.
+    pub fn up_on_etcd(nodes: usize, policy: &str, tune: impl FnOnce(&mut LabConfig)) -> Bench {
+        Bench::up_on_etcd_in(tempfile::tempdir().unwrap(), nodes, policy, tune)
+    }
+
+    /// So, with all files in `directory`.
+    pub fn up_on_etcd_in(
+        directory: tempfile::TempDir,
+        nodes: usize,
+        policy: &str,
+        tune: impl FnOnce(&mut LabConfig),
+    ) -> Bench {
+        let etcd = Members::up();
+        let bench = Bench::up_in(directory, nodes, policy, |config| {
+            tune(config);
+            config.etcd = Some(etcd.lab());
+        });
+        Bench { etcd: Some(etcd), ..bench }
+    }
+
     pub fn up(nodes: usize, policy: &str, tune: impl FnOnce(&mut LabConfig)) -> Bench {
-        let directory = tempfile::tempdir().unwrap();
+        Bench::up_in(tempfile::tempdir().unwrap(), nodes, policy, tune)
+    }
+
+    /// All files are in `directory`.
+    pub fn up_in(
+        directory: tempfile::TempDir,
+        nodes: usize,
+        policy: &str,
+        tune: impl FnOnce(&mut LabConfig),
+    ) -> Bench {
         std::fs::create_dir(directory.path().join("pool")).unwrap();
         Bench::in_pool(directory, nodes, policy, tune)
     }
@@ -88,7 +122,7 @@ impl Bench {
         let volume =
             CreateVolume { name: "pool".into(), kind: "dir".into(), path: directory.path().join("pool") };
         lab.any_client().unwrap().create_volume(&volume).unwrap();
-        let bench = Bench { lab, directory, medium };
+        let bench = Bench { lab, directory, medium, etcd: None };
         bench.create(DISK, policy);
         bench.wait_effective();
         bench
@@ -111,8 +145,13 @@ impl Bench {
 
     /// The disk as its owner shows it; the latest one, when a former owner does not know yet.
     pub fn disk(&self) -> Option<DiskView> {
+        self.disk_named(DISK)
+    }
+
+    /// As [`Bench::disk`], for any disk.
+    pub fn disk_named(&self, name: &str) -> Option<DiskView> {
         let running = self.lab.nodes().iter().filter(|node| node.process_state() == ProcessState::Running);
-        let views = running.filter_map(|node| node.client().patience(Duration::from_secs(2)).disk(DISK).ok());
+        let views = running.filter_map(|node| node.client().patience(Duration::from_secs(2)).disk(name).ok());
         views.filter(|view| view.detail.is_some()).max_by_key(|view| view.epoch)
     }
 
@@ -153,10 +192,16 @@ impl Bench {
 
     /// Says where the export is, to a load that runs while nodes come and go.
     pub fn locate(&self) -> Locate {
+        self.locate_named(DISK)
+    }
+
+    /// As [`Bench::locate`], for any disk.
+    pub fn locate_named(&self, name: &str) -> Locate {
+        let name = name.to_owned();
         let clients: Vec<Client> =
             self.lab.nodes().iter().map(|node| node.client().patience(Duration::from_millis(300))).collect();
         Box::new(move |_| {
-            let views = clients.iter().filter_map(|client| client.disk(DISK).ok());
+            let views = clients.iter().filter_map(|client| client.disk(&name).ok());
             let owners = views.filter(|view| view.detail.is_some());
             owners.max_by_key(|view| view.epoch).and_then(|view| view.uris.first()?.parse::<Uri>().ok())
         })

@@ -88,8 +88,25 @@ pub fn some_time(random: &mut Rng, from_ms: u64, to_ms: u64) -> Duration {
     Duration::from_millis(random.u64(from_ms..to_ms))
 }
 
-/// Rounds, half of them with the log in memory and half with the log on flash: `disturb` does harm to a node under load,
-/// every block is judged, `restore` brings the node back.
+/// Where the registry of a lab is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    /// The lab's own, on this machine.
+    Embedded,
+    /// An etcd of three members with TLS.
+    Etcd,
+}
+
+/// The blocks of a test's rounds, so that half of them are on etcd and half of them have the log on flash, also of two.
+const BLOCKS: [(Medium, Place); 4] = [
+    (Medium::Ram, Place::Embedded),
+    (Medium::Flash, Place::Etcd),
+    (Medium::Ram, Place::Etcd),
+    (Medium::Flash, Place::Embedded),
+];
+
+/// Rounds, half of them with the log in memory and half with the log on flash, half of them with the embedded registry and half on
+/// etcd: `disturb` does harm to a node under load, every block is judged, `restore` brings the node back.
 pub fn run_rounds(
     what: &str,
     setup: Setup,
@@ -97,16 +114,17 @@ pub fn run_rounds(
     disturb: impl Fn(&mut Bench, &mut Rng, VerifyingLoad) -> (VerifyingLoad, String),
     restore: impl Fn(&mut Bench, &str),
 ) {
-    for (medium, rounds) in [(Medium::Ram, rounds.div_ceil(2)), (Medium::Flash, rounds / 2)] {
+    for (number, (medium, place)) in (0..).zip(BLOCKS) {
+        let rounds = (rounds + BLOCKS.len() as u64 - 1 - number) / BLOCKS.len() as u64;
         if rounds > 0 {
-            run_rounds_on(medium, what, setup, rounds, &disturb, &restore);
+            run_rounds_on((medium, place), what, setup, rounds, &disturb, &restore);
         }
     }
 }
 
 /// Rounds on one lab and one history.
 fn run_rounds_on(
-    medium: Medium,
+    (medium, place): (Medium, Place),
     what: &str,
     setup: Setup,
     rounds: u64,
@@ -116,7 +134,11 @@ fn run_rounds_on(
     let _turn = alone();
     let seed = seed();
     let mut random = Rng::with_seed(seed);
-    let mut bench = Bench::up(setup.nodes, setup.policy, |config| setup.tune(medium, config));
+    let tune = |config: &mut LabConfig| setup.tune(medium, config);
+    let mut bench = match place {
+        Place::Embedded => Bench::up(setup.nodes, setup.policy, tune),
+        Place::Etcd => Bench::up_on_etcd(setup.nodes, setup.policy, tune),
+    };
     let (mut score, mut history) = (Score::default(), new_history(seed));
     for _ in 0..rounds {
         let load = bench.load(history, random.u64(..));
@@ -126,7 +148,11 @@ fn run_rounds_on(
         bench.wait_effective();
     }
     bench.check_backing(&mut history);
-    eprintln!("{what}, {}, {medium}: {score:?}", setup.policy);
+    let place = match place {
+        Place::Embedded => "embedded registry",
+        Place::Etcd => "etcd",
+    };
+    eprintln!("{what}, {}, {medium}, {place}: {score:?}", setup.policy);
 }
 
 /// The former owner has let the disk go, says where it is now, and is a node like others again.

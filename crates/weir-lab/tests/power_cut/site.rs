@@ -89,7 +89,7 @@ impl Site {
         config.lease_ttl = Duration::from_secs(1);
         let lab = Lab::up(&config).unwrap();
         let directory_on_pool = tempfile::tempdir_in(&pool.at).unwrap();
-        let bench = Bench { lab, directory: directory_on_pool, medium: plan.medium };
+        let bench = Bench { lab, directory: directory_on_pool, medium: plan.medium, etcd: None };
         let site = Site { bench, home, pool, flash, _directory: directory };
         let volume = site.bench.directory.path().join("pool");
         std::fs::create_dir(&volume).unwrap();

@@ -4,6 +4,7 @@
 
 pub mod behaviour;
 pub mod clients;
+pub mod etcd_faults;
 pub mod filesystem;
 pub mod guest_load;
 pub mod picture;
