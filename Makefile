@@ -1,8 +1,8 @@
 # Entry points for users and CI; `make help` lists them.
 
 CARGO ?= cargo
-ROUNDS ?= 500
 HISTORIES ?= 20
+SEED ?=
 OPERATIONS ?= 100000
 SEEDS ?= 100000
 FROM ?= 0
@@ -12,7 +12,8 @@ ONLY ?=
 # Where cargo puts programs.
 TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 
-.PHONY: help setup build release demo cluster-demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak histories heal join fill-picture neighbours \
+.PHONY: help setup build release demo cluster-demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak etcd-faults \
+  histories heal join fill-picture neighbours \
   power-soak fuzz fuzz-check deny clean clean-room
 
 help: ## this list
@@ -70,9 +71,16 @@ bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: abou
 bench-short: setup build ## every section of make bench once with debug binaries: shows that all of it runs (part of make test)
 	$(CARGO) run -p weir-peers -- --short --only "$(ONLY)" --weir $(TARGET)/debug/weir --out target/bench/short.json
 
-soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions, half of which outlast the fence grace, then `make histories` (as root)
+soak: ROUNDS ?= 500
+soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions (half outlast the fence grace), half on etcd; then `make histories` (as root)
 	WEIR_ROUNDS=$(ROUNDS) $(CARGO) test --release -p weir-lab --test crash --test partition --test right -- --nocapture
 	$(MAKE) histories
+
+# The logs tell which watches met a compaction.
+etcd-faults: ROUNDS ?= 200
+etcd-faults: setup release ## ROUNDS=200 rounds of faults of an etcd under verified load, SEED=n; then etcd beside the embedded registry (as root)
+	WEIR_LOG=info,weir_cluster::view=debug WEIR_PROGRAM=$(TARGET)/release/weir \
+	  $(CARGO) run --release -p weir-lab --example etcd_faults -- --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
 histories: setup ## HISTORIES=20 of OPERATIONS=100000 requests, with random faults, checked to be linearizable (as root)
 	WEIR_HISTORIES=$(HISTORIES) WEIR_OPERATIONS=$(OPERATIONS) $(CARGO) test --release -p weir-lab --test histories -- --nocapture

@@ -7,12 +7,15 @@ mod common;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use serde::Serialize;
-use support::etcd_faults::{Bounds, Comparison, Rig, Round, Summary, compare, summaries};
+use support::etcd_faults::Rig;
+use support::etcd_faults::compare::{Comparison, compare};
+use support::etcd_faults::figures::{Bounds, Round, Summary, summaries};
 
 /// The bound.
 const BOUNDS: Bounds = Bounds { unowned: Duration::from_secs(10) };
@@ -32,6 +35,9 @@ struct Arguments {
     /// Number of takeovers with each kind of registry, in the comparison; 0: no comparison.
     #[arg(long, default_value_t = 5)]
     takeovers: usize,
+    /// The nodes' logs are copied to this directory at the end.
+    #[arg(long)]
+    logs: Option<PathBuf>,
     /// The format of the figures.
     #[arg(long, value_enum, default_value = "text")]
     output: Output,
@@ -87,6 +93,9 @@ fn run(arguments: &Arguments, seed: u64) -> Report {
             rounds.push(round);
         }
         listed_again = rig.listed_again();
+        if let Some(directory) = &arguments.logs {
+            rig.keep_logs(directory);
+        }
     }
     let comparison =
         if arguments.takeovers > 0 { compare(seed, lease, arguments.takeovers) } else { Vec::new() };

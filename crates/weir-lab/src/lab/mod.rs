@@ -123,7 +123,8 @@ impl Lab {
         }
         let nodes =
             (1..=config.nodes).map(|number| prepare(config, &dir, number)).collect::<Result<Vec<_>, _>>()?;
-        let network = config.network.then(|| make_network(config, &dir, &nodes)).transpose()?;
+        let members = config.etcd.as_ref().map(|etcd| etcd.members.as_slice());
+        let network = config.network.then(|| make_network(&dir, &nodes, members)).transpose()?;
         let registry = match config.etcd {
             Some(_) => None,
             None => Some(start_registry(&config.program, &dir)?),

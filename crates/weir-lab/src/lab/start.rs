@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::net::SocketAddr;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 
-use super::{LabConfig, LabNode, PATIENCE};
+use super::{LabNode, PATIENCE};
 use crate::error::LabError;
 use crate::network::{Network, Registry};
 use crate::process::{ProcessId, ProcessState, spawn};
@@ -24,10 +25,15 @@ pub(super) fn relay_socket(node: &LabNode) -> PathBuf {
     node.api.with_file_name("registry.sock")
 }
 
-pub(super) fn make_network(config: &LabConfig, dir: &Path, nodes: &[LabNode]) -> Result<Network, LabError> {
+/// A network with links to the members of etcd, or to the lab's own registry.
+pub(super) fn make_network(
+    dir: &Path,
+    nodes: &[LabNode],
+    etcd: Option<&[SocketAddr]>,
+) -> Result<Network, LabError> {
     let names = nodes.iter().map(|node| node.name.clone()).collect();
-    match &config.etcd {
-        Some(etcd) => Network::up(names, &Registry::Etcd(&etcd.members)),
+    match etcd {
+        Some(members) => Network::up(names, &Registry::Etcd(members)),
         None => {
             let sockets = nodes.iter().map(relay_socket).collect();
             Network::up(names, &Registry::Socket(&registry_socket(dir), sockets))

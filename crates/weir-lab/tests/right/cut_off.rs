@@ -13,6 +13,7 @@ use weir_load::verifying::{Progress, Settings, VerifyingLoad};
 use weir_load::workload::Span;
 
 use super::{TTL, restart, soak};
+use crate::common::etcd::Members;
 use crate::common::rounds::{CUT_OFF_GRACE, some_time};
 use crate::common::{BLOCK, Bench, DISK, SIZE, SOON, alone, during, new_history, seed};
 use crate::support::await_some;
@@ -20,20 +21,34 @@ use crate::support::clients::{Clients, Habit, Recorded, Recorder};
 use crate::support::filesystem::SmallFilesystem;
 use crate::support::run;
 
-/// Rounds of each test.
-fn rounds() -> u64 {
-    soak().map_or(2, |rounds| rounds.div_ceil(10))
+/// The shortest lease of an etcd with its default times.
+const ETCD_TTL: Duration = Duration::from_secs(2);
+
+/// Rounds of each test with one kind of registry.
+fn rounds(etcd: Option<&Members>) -> u64 {
+    let otherwise = if etcd.is_some() { 1 } else { 2 };
+    soak().map_or(otherwise, |rounds| rounds.div_ceil(20))
 }
 
-fn tune(config: &mut LabConfig) {
-    (config.network, config.lease_ttl, config.fence_grace) = (true, TTL, CUT_OFF_GRACE);
+/// The time to live of the nodes' leases.
+fn ttl(etcd: Option<&Members>) -> Duration {
+    if etcd.is_some() { ETCD_TTL } else { TTL }
+}
+
+fn tune(config: &mut LabConfig, etcd: Option<&Members>) {
+    (config.network, config.lease_ttl, config.fence_grace) = (true, ttl(etcd), CUT_OFF_GRACE);
+    config.etcd = etcd.map(Members::lab);
+}
+
+fn name(etcd: Option<&Members>) -> &'static str {
+    if etcd.is_some() { "etcd" } else { "embedded registry" }
 }
 
 /// Cuts a node off, and waits until lease and grace are over and another node has the disk.
 fn cut_off(bench: &Bench, former: &str) -> Nanos {
     let network = bench.lab.network().unwrap();
     network.cut(network.everything(former)).unwrap();
-    Nanos::now() + TTL + CUT_OFF_GRACE + Duration::from_secs(2)
+    Nanos::now() + ttl(bench.etcd.as_ref()) + CUT_OFF_GRACE + Duration::from_secs(2)
 }
 
 fn sleep_until(time: Nanos) {
@@ -78,7 +93,7 @@ fn round_with_a_full_log(
         thread::sleep(some_time(random, 50, 300));
         let over = cut_off(bench, &former);
         // Not before the former owner has lost its right; the successor cannot open what takes no writes.
-        thread::sleep(TTL + Duration::from_millis(500));
+        thread::sleep(ttl(bench.etcd.as_ref()) + Duration::from_millis(500));
         run("chattr", ["-i", file]);
         bench.wait(|view| view.owner.as_ref() != Some(&former));
         let before = progress.acknowledged();
@@ -112,14 +127,20 @@ fn judge(bench: &Bench, load: &mut VerifyingLoad, quiet: bool) {
 #[test]
 fn an_owner_with_a_full_log_and_a_pending_close_is_cut_off_and_comes_back() {
     let _turn = alone();
+    with_a_full_log(None);
+    with_a_full_log(Some(Members::up()));
+}
+
+fn with_a_full_log(etcd: Option<Members>) {
     let seed = seed();
     let mut random = Rng::with_seed(seed);
     let filesystem = SmallFilesystem::mount(64 << 20);
-    let mut bench = Bench::up_on(&filesystem.path(), 3, "write-back+1", tune);
+    let mut bench = Bench::up_on(&filesystem.path(), 3, "write-back+1", |config| tune(config, etcd.as_ref()));
+    bench.etcd = etcd;
     let file = filesystem.path().join(format!("{DISK}.raw"));
     let mut history = new_history(seed);
     let (mut acknowledged, began) = (0, Nanos::now());
-    for _ in 0..rounds() {
+    for _ in 0..rounds(bench.etcd.as_ref()) {
         let settings = Settings {
             seed: random.u64(..),
             read_percent: 20,
@@ -135,8 +156,9 @@ fn an_owner_with_a_full_log_and_a_pending_close_is_cut_off_and_comes_back() {
     }
     bench.check_backing(&mut history);
     eprintln!(
-        "full log, pending close: {} rounds, {acknowledged} writes, 0 wrong blocks, {:.0?}",
-        rounds(),
+        "full log, pending close, {}: {} rounds, {acknowledged} writes, 0 wrong blocks, {:.0?}",
+        name(bench.etcd.as_ref()),
+        rounds(bench.etcd.as_ref()),
         Nanos::now() - began
     );
 }
@@ -196,18 +218,25 @@ fn set_policy(bench: &Bench, policy: &str) {
 #[test]
 fn an_owner_without_a_log_is_cut_off_and_comes_back() {
     let _turn = alone();
+    without_a_log(None);
+    without_a_log(Some(Members::up()));
+}
+
+fn without_a_log(etcd: Option<Members>) {
     let seed = seed();
     let mut random = Rng::with_seed(seed);
-    let bench = Bench::up(3, "write-through", tune);
+    let mut bench = Bench::up(3, "write-through", |config| tune(config, etcd.as_ref()));
+    bench.etcd = etcd;
     // The recorded clients have the first half of the disk.
     let layout = Layout::uniform(Span { offset: SIZE / 2, length: SIZE / 2 }, BLOCK).unwrap();
     let (mut blocks, mut sectors) = (VerifyHistory::new(layout, seed, Initial::Zeroes), History::default());
     let (mut acknowledged, began) = (0, Nanos::now());
-    for round in 0..rounds() {
+    for round in 0..rounds(bench.etcd.as_ref()) {
         let first = (round * (HABITS.len() as u64 + 1)) as u16;
         let clients = Clients::start_from(&bench, first, &HABITS, Duration::from_millis(2), random.u64(..));
         let load = bench.load(blocks, random.u64(..));
-        let with_a_log = round.is_multiple_of(2);
+        // The first round on etcd without one: outside the soak there is no other.
+        let with_a_log = round.is_multiple_of(2) != bench.etcd.is_some();
         let (mut load, recorded) = round_without_a_log(&bench, &mut random, load, clients, with_a_log);
         judge(&bench, &mut load, true);
         acknowledged += load.progress().acknowledged();
@@ -221,8 +250,9 @@ fn an_owner_without_a_log_is_cut_off_and_comes_back() {
         set_policy(&bench, "write-through");
     }
     eprintln!(
-        "write-through: {} rounds, {acknowledged} writes, 0 wrong blocks, {}, {:.0?}",
-        rounds(),
+        "write-through, {}: {} rounds, {acknowledged} writes, 0 wrong blocks, {}, {:.0?}",
+        name(bench.etcd.as_ref()),
+        rounds(bench.etcd.as_ref()),
         sectors.judge(),
         Nanos::now() - began
     );

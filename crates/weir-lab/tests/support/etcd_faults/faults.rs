@@ -155,7 +155,7 @@ fn compaction(rig: &mut Rig) -> Strike {
     };
     let names = rig.names();
     let node = names[rig.random.usize(..names.len())].clone();
-    let other = names.iter().find(|name| **name != node).expect("there are three").clone();
+    let other = names.iter().find(|name| **name != node).expect("there are several").clone();
     let network = rig.bench.lab.network().unwrap();
     network.cut(network.between(&node, REGISTRY)).unwrap();
     network.hang_up(&node).unwrap();

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use serde::Serialize;
+use weir_block::Nanos;
 use weir_load::verifying::Progress;
 
 use super::{Fault, Watched};
@@ -20,6 +21,8 @@ pub struct Round {
     pub unowned_ms: f64,
     /// The longest time of any guest without an answered write after that.
     pub unanswered_ms: f64,
+    /// That guest's disk.
+    pub unanswered_disk: &'static str,
     /// The longest time of any guest without an answered write since the fault.
     pub stall_ms: f64,
     pub acknowledged: u64,
@@ -51,6 +54,7 @@ impl Round {
             quorum_after_ms: ms(quorum_after),
             unowned_ms: ms(watched.unowned),
             unanswered_ms: ms(watched.unanswered),
+            unanswered_disk: watched.unanswered_disk,
             stall_ms: ms(watched.stall),
             acknowledged: 0,
             errors: 0,
@@ -87,13 +91,14 @@ impl std::fmt::Display for Round {
         let seconds = |ms: f64| ms / 1000.0;
         write!(
             to,
-            "{}: {}; quorum after {:.1} s, no owner for {:.1} s, no answer for {:.1} s, longest stall {:.1} s, {} writes, {} errors, {} \
+            "{}: {}; quorum after {:.1} s, no owner for {:.1} s, no answer for {:.1} s ({}), longest stall {:.1} s, {} writes, {} errors, {} \
              lost ({:.1} s)",
             self.fault.name(),
             self.told,
             seconds(self.quorum_after_ms),
             seconds(self.unowned_ms),
             seconds(self.unanswered_ms),
+            self.unanswered_disk,
             seconds(self.stall_ms),
             self.acknowledged,
             self.errors,
@@ -118,8 +123,15 @@ pub struct Summary {
     pub lost: u64,
 }
 
+/// The longest time between `from` and `to` in which nothing happened.
+pub fn longest_gap(times: &[Nanos], from: Nanos, to: Nanos) -> Duration {
+    let within = times.iter().copied().filter(|time| *time > from && *time < to);
+    let ends = within.clone().chain([to]);
+    [from].into_iter().chain(within).zip(ends).map(|(one, other)| other - one).max().unwrap_or_default()
+}
+
 /// The value of which a part `share` of all is at most as large.
-pub(super) fn quantile(values: &[f64], share: f64) -> f64 {
+pub fn quantile(values: &[f64], share: f64) -> f64 {
     let mut values = values.to_vec();
     values.sort_by(f64::total_cmp);
     let rank = (values.len() as f64 * share).ceil() as usize;

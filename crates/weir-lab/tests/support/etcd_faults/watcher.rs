@@ -9,6 +9,8 @@ use weir_block::Nanos;
 use weir_lab::LabNode;
 use weir_load::verifying::Progress;
 
+use super::figures::longest_gap;
+
 /// Between two looks at the answered writes.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -29,18 +31,20 @@ struct Signs {
 
 /// Watches until it is finished.
 pub(super) struct Watcher {
-    disks: Vec<Signs>,
+    disks: Vec<(&'static str, Signs)>,
     ends: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// The longest gaps of all disks.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Watched {
     /// The longest time without an owner after the quorum was back: no node said that it served the disk, and no write was answered.
     pub unowned: Duration,
     /// The longest time without an answered write after that.
     pub unanswered: Duration,
+    /// The disk whose guest waited so long.
+    pub unanswered_disk: &'static str,
     /// The longest time without an answered write since the fault.
     pub stall: Duration,
 }
@@ -56,9 +60,10 @@ fn copy(times: &Times) -> Vec<Nanos> {
 impl Watcher {
     pub fn start(nodes: &[LabNode], disks: &[&'static str], progress: &[Arc<Progress>]) -> Watcher {
         let ends = Arc::<AtomicBool>::default();
-        let signs: Vec<_> = disks.iter().map(|_| Signs::default()).collect();
+        let watched: Vec<_> = disks.iter().map(|disk| (*disk, Signs::default())).collect();
         let mut threads = Vec::new();
-        for ((&disk, signs), progress) in disks.iter().zip(&signs).zip(progress) {
+        for ((disk, signs), progress) in watched.iter().zip(progress) {
+            let disk = *disk;
             let (ending, answered, progress) =
                 (Arc::clone(&ends), Arc::clone(&signs.answered), Arc::clone(progress));
             threads.push(thread::spawn(move || count_answers(&progress, &answered, &ending)));
@@ -67,13 +72,13 @@ impl Watcher {
                 threads.push(thread::spawn(move || ask(&node, disk, &served, &ending)));
             }
         }
-        Watcher { disks: signs, ends, threads }
+        Watcher { disks: watched, ends, threads }
     }
 
     /// Whether every disk's guest has had an answer since, and its owner has said that it serves it.
     pub fn is_served_after(&self, time: Nanos) -> bool {
         let since = |times: &Times| copy(times).last().is_some_and(|last| *last > time);
-        self.disks.iter().all(|signs| since(&signs.answered) && since(&signs.served))
+        self.disks.iter().all(|(_, signs)| since(&signs.answered) && since(&signs.served))
     }
 
     /// The gaps since the fault, and since the quorum was `back`.
@@ -85,23 +90,19 @@ impl Watcher {
             thread.join().unwrap();
         }
         let mut watched = Watched::default();
-        for signs in &self.disks {
+        for (disk, signs) in &self.disks {
             let answered = copy(&signs.answered);
             let mut alive = [copy(&signs.served), answered.clone()].concat();
             alive.sort_unstable();
             watched.unowned = watched.unowned.max(longest_gap(&alive, back, end));
-            watched.unanswered = watched.unanswered.max(longest_gap(&answered, back, end));
+            let unanswered = longest_gap(&answered, back, end);
+            if unanswered > watched.unanswered {
+                (watched.unanswered, watched.unanswered_disk) = (unanswered, disk);
+            }
             watched.stall = watched.stall.max(longest_gap(&answered, fault, end));
         }
         watched
     }
-}
-
-/// The longest time between `from` and `to` in which nothing happened.
-fn longest_gap(times: &[Nanos], from: Nanos, to: Nanos) -> Duration {
-    let within = times.iter().copied().filter(|time| *time > from && *time < to);
-    let ends = within.clone().chain([to]);
-    [from].into_iter().chain(within).zip(ends).map(|(one, other)| other - one).max().unwrap_or_default()
 }
 
 fn count_answers(progress: &Progress, answered: &Times, ends: &AtomicBool) {
