@@ -294,6 +294,7 @@ fn owner(source: &mut Source<'_>, reactor: &mut Reactor) {
         wanted_replicas: Some(1),
         strict: false,
         misplaced: Vec::new(),
+        leaving: Vec::new(),
     };
     let lower = Metered::new("backing", Nothing::default());
     let config = AccelConfig::standalone(LOG);

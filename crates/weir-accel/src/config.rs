@@ -27,9 +27,17 @@ pub struct Configuration {
     /// Members of `replicas` on nodes that the policy does not want. They count as long as they are in the set (P1), and are
     /// replaced.
     pub misplaced: Vec<String>,
+    /// Members of `replicas` on nodes that are to have no copies, because an operator drains them, say. As `misplaced`, but they stay
+    /// for as long as no other node can have the copy, also under a strict policy.
+    pub leaving: Vec<String>,
 }
 
 impl Configuration {
+    /// The members of the set that others are to replace.
+    pub fn to_go(&self) -> impl Iterator<Item = &String> {
+        self.misplaced.iter().chain(&self.leaving)
+    }
+
     /// The effective policy, as users see it.
     #[must_use]
     pub fn effective(&self) -> String {

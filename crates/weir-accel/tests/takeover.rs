@@ -46,6 +46,7 @@ fn configuration(epoch: u64, replicas: &[&str], write_back: bool, wanted: Option
         wanted_replicas: wanted,
         strict: false,
         misplaced: Vec::new(),
+        leaving: Vec::new(),
     }
 }
 

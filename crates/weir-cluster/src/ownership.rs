@@ -138,7 +138,7 @@ pub fn claim_free(record: &DiskRecord, node: &NodeRef) -> Result<DiskRecord, Ref
         return Err(Refusal::Owned { owner: owner.clone() });
     }
     let mut next = next(record)?;
-    next.owner = Some(node.clone());
+    (next.owner, next.heir) = (Some(node.clone()), None);
     Ok(next)
 }
 
@@ -324,10 +324,26 @@ pub fn release(record: &DiskRecord, owner: &NodeRef, epoch: u64, dirty: u64) -> 
         return Err(Refusal::StillDirty { bytes: dirty });
     }
     let mut next = next(record)?;
-    (next.owner, next.follower) = (None, None);
+    (next.owner, next.follower, next.heir) = (None, None, None);
     next.replicas.clear();
     next.guards.clear();
     next.mode = Mode::WriteThrough;
+    Ok(next)
+}
+
+/// As [`release`], and names the process that is to claim the disk as soon as it does not have it open any more.
+///
+/// # Errors
+/// As [`release`].
+pub fn pass_on(
+    record: &DiskRecord,
+    owner: &NodeRef,
+    epoch: u64,
+    dirty: u64,
+    to: &NodeRef,
+) -> Result<DiskRecord, Refusal> {
+    let mut next = release(record, owner, epoch, dirty)?;
+    next.heir = Some(to.clone());
     Ok(next)
 }
 

@@ -44,6 +44,17 @@ pub fn successor(record: &DiskRecord, live: &Live, barred: &BTreeSet<String>) ->
     }
 }
 
+/// The process that claims a disk without an owner, if one is to: the heir that the record names or, when that is gone, the node that
+/// would take the disk over from it.
+#[must_use]
+pub fn claimant(record: &DiskRecord, live: &Live, barred: &BTreeSet<String>) -> Option<NodeRef> {
+    let heir = record.heir.as_ref().filter(|_| record.owner.is_none())?;
+    if live.get(&heir.node).is_some_and(|now| now.incarnation == heir.incarnation) {
+        return Some(heir.clone());
+    }
+    successor(&DiskRecord { owner: Some(heir.clone()), ..record.clone() }, live, barred)
+}
+
 /// Live nodes for the missing replicas of `record`, best first, given its `owner` and its `present` replicas: never one of
 /// `present` or `exclude`, nor a node without room for a log on the disk's medium.
 ///

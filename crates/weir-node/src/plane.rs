@@ -26,7 +26,7 @@ use crate::control::node::{Here, Journal, Node};
 use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
 use crate::control::{
-    LogCapacity, Shards, Tasks, admission, capacity, change, flash, grants, node_states, provisioning,
+    LogCapacity, Shards, Tasks, admission, capacity, change, flash, grants, node_states, provisioning, relocation,
     supervisor, watchdog,
 };
 use crate::exports;
@@ -185,6 +185,7 @@ impl Plane {
             weir_task::spawn(watchdog::watch(Arc::clone(&node))),
             weir_task::spawn(grants::run(Arc::clone(&node))),
             weir_task::spawn(node_states::keep(Arc::clone(&node))),
+            weir_task::spawn(relocation::keep(Arc::clone(&node), Arc::clone(&tasks))),
             weir_task::spawn(provisioning::keep_finished(Arc::clone(&node))),
         ];
         Ok(Plane { node, tasks, services: Services(services) })

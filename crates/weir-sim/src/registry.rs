@@ -38,6 +38,7 @@ impl Record {
             wanted_replicas: self.wanted,
             strict: self.strict,
             misplaced: self.misplaced.iter().map(|replica| name(replica.node)).collect(),
+            leaving: Vec::new(),
         }
     }
 }

@@ -269,6 +269,8 @@ impl Owner {
             "a replica is lost"
         } else if !self.configuration.misplaced.is_empty() {
             "a replica is where the policy wants none: looking for another"
+        } else if !self.configuration.leaving.is_empty() {
+            "a replica's node takes no disks at present: looking for another"
         } else if self.proposals.any && !self.proposals.waiting {
             "the registry has not confirmed or rejected a change; asking again"
         } else if !self.configuration.write_back && self.configuration.wanted_replicas.is_some() {
@@ -472,7 +474,7 @@ impl Owner {
         self.begin_waiting(now);
         self.proposals = Proposals::default();
         self.propose_at = Nanos(0);
-        let misplaced = std::mem::replace(&mut self.configuration, configuration).misplaced;
+        let former = std::mem::replace(&mut self.configuration, configuration);
         for node in &self.configuration.replicas {
             if !self.members.iter().any(|member| member.node == *node) {
                 self.members.push(Member::new(node.clone(), true));
@@ -481,8 +483,8 @@ impl Owner {
         for member in &mut self.members {
             member.in_set = self.configuration.replicas.contains(&member.node);
         }
-        // A misplaced member that has left the set must not be the first to rejoin it.
-        let goes = |member: &Member| !member.connected || misplaced.contains(&member.node);
+        // A member that was to go and has left the set must not be the first to rejoin it.
+        let goes = |member: &Member| !member.connected || former.to_go().any(|node| *node == member.node);
         self.drop_members(|member| !member.in_set && goes(member), effects);
         let Configuration { replicas, write_back, .. } = &self.configuration;
         if !write_back || self.wanted().is_none_or(|wanted| replicas.len() >= wanted) {
@@ -578,6 +580,6 @@ impl Owner {
             && self
                 .members
                 .iter()
-                .all(|member| member.in_set && member.connected && !self.is_misplaced(&member.node))
+                .all(|member| member.in_set && member.connected && !self.is_to_go(&member.node))
     }
 }

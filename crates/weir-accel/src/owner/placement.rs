@@ -7,21 +7,23 @@ use super::Owner;
 use crate::config::Configuration;
 
 impl Owner {
-    /// Connected, and where the policy wants a replica.
+    /// Connected, and to stay.
     pub(super) fn placed(&self) -> usize {
-        self.members.iter().filter(|member| member.connected && !self.is_misplaced(&member.node)).count()
+        self.members.iter().filter(|member| member.connected && !self.is_to_go(&member.node)).count()
     }
 
     /// Whether the set, though complete, is not what a strict policy asks for.
     pub(super) fn is_too_loose(&self) -> bool {
-        let Configuration { strict, wanted_replicas, .. } = &self.configuration;
-        *strict && wanted_replicas.is_some_and(|wanted| self.placed() < wanted)
+        let Configuration { strict, wanted_replicas, misplaced, .. } = &self.configuration;
+        let is_misplaced = |node| self.successor.is_none() && misplaced.contains(node);
+        let right = self.members.iter().filter(|member| member.connected && !is_misplaced(&member.node));
+        *strict && wanted_replicas.is_some_and(|wanted| right.count() < wanted)
     }
 
     /// A member of the set that is to make room for another. Not while the disk is on its way to a successor: the right
     /// placement is then the one for that node.
-    pub(super) fn is_misplaced(&self, node: &str) -> bool {
-        self.successor.is_none() && self.configuration.misplaced.iter().any(|misplaced| misplaced == node)
+    pub(super) fn is_to_go(&self, node: &str) -> bool {
+        self.successor.is_none() && self.configuration.to_go().any(|other| other == node)
     }
 
     pub(super) fn is_successor(&self, node: &str) -> bool {

@@ -52,7 +52,7 @@ impl Owner {
         // A member of the set with a complete copy stays in the set though it is a message behind another member.
         let due = self.due(self.promised());
         let keeps = |member: &Member| member.in_set && member.connected && member.held.complete;
-        let placed = self.members.iter().filter(|member| !self.is_misplaced(&member.node));
+        let placed = self.members.iter().filter(|member| !self.is_to_go(&member.node));
         let candidates = placed.filter(|member| keeps(member) || member.holds(due));
         let mut candidates: Vec<&Member> = candidates.collect();
         candidates.sort_by_key(|member| (!self.is_successor(&member.node), !member.in_set, &member.node));

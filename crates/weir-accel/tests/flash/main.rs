@@ -43,6 +43,7 @@ fn configuration(epoch: u64, write_back: bool, wanted_replicas: Option<usize>) -
         wanted_replicas,
         strict: false,
         misplaced: Vec::new(),
+        leaving: Vec::new(),
     }
 }
 

@@ -5,8 +5,9 @@ use std::fmt;
 
 use super::planted::Bug;
 use super::rules::Rules;
+use super::state::barred;
 use crate::placement::{Live, choose_owner, has_copy, replicas_without};
-use crate::records::{DiskRecord, Mode, NodeRef};
+use crate::records::{DiskRecord, Mode, NodeRef, NodeStatesRecord};
 
 /// The plan of a drain: its steps by disk, in the order of the disks' names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -102,6 +103,44 @@ pub fn plan(
         }
     }
     planner.plan
+}
+
+/// The replicas of an open disk that its owner replaces because their nodes take no disks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Leaving {
+    /// They go when other nodes have their copies.
+    pub replaced: Vec<String>,
+    /// They go in any case, by the operator's permission; without enough copies the disk goes to write-through.
+    pub dropped: Vec<String>,
+}
+
+/// The replicas that `owner` is to replace. A replica stays if its going would leave fewer copies than the disk's policy requests,
+/// unless its node's drain permits that.
+#[must_use]
+pub fn leaving(
+    disk: &DiskRecord,
+    owner: &str,
+    states: &NodeStatesRecord,
+    live: &Live,
+    rules: &Rules,
+    now: u64,
+) -> Leaving {
+    let barred = barred(states, rules, now);
+    let replicas = disk.replicas.iter().map(|replica| &replica.node);
+    let nodes: Vec<String> = replicas.filter(|node| barred.contains(*node)).cloned().collect();
+    if nodes.is_empty() {
+        return Leaving::default();
+    }
+    let exclude: Vec<String> = barred.into_iter().collect();
+    let (kept, chosen) = replicas_without(disk, owner, &exclude, live);
+    if kept.len() + chosen.len() >= disk.policy.replicas() {
+        return Leaving { replaced: nodes, dropped: Vec::new() };
+    }
+    let permits = |node: &String| {
+        let drain = states.nodes.get(node).and_then(|state| state.drain);
+        drain.is_some_and(|drain| drain.fewer_copies) || rules.planted.has(Bug::DrainBelowPolicy)
+    };
+    Leaving { replaced: Vec::new(), dropped: nodes.into_iter().filter(permits).collect() }
 }
 
 struct Planner<'a> {

@@ -18,7 +18,7 @@ pub mod rules;
 pub mod state;
 pub mod step;
 
-pub use drain::{Copied, Moved, NotRemovable, Plan, Reason, Unmovable, may_remove, plan};
+pub use drain::{Copied, Leaving, Moved, NotRemovable, Plan, Reason, Unmovable, leaving, may_remove, plan};
 pub use rules::{Rules, quarantine_limit};
 pub use state::{Cluster, State, barred, hold};
 pub use step::{Effect, Event, UnknownNode, step};

@@ -204,6 +204,14 @@ pub struct DiskRecord {
     /// another node, and ends when the disk is moved or closed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follower: Option<NodeRef>,
+    /// The node that a drain has moved the disk away from: it moves back there when that node takes disks again. Ends when an
+    /// operator moves the disk.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub home: Option<String>,
+    /// The process that is to claim a disk without an owner, which its last owner has moved there; once it is gone, any node. Not the
+    /// owner at once: that process may still have the disk open from an earlier tenure, with a log that is out of date.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub heir: Option<NodeRef>,
 }
 
 impl DiskRecord {
@@ -233,6 +241,8 @@ impl DiskRecord {
             mode: Mode::WriteThrough,
             former: Vec::new(),
             follower: None,
+            home: None,
+            heir: None,
         }
     }
 
@@ -282,6 +292,9 @@ impl DiskRecord {
         if self.size == 0 || !self.size.is_multiple_of(u64::from(self.logical_block)) {
             let (size, block) = (self.size, self.logical_block);
             return Some(format!("its size {size} is not a positive multiple of its logical block {block}"));
+        }
+        if self.owner.is_some() && self.heir.is_some() {
+            return Some("it has an owner, and a process that is to claim it".into());
         }
         if self.replicas.len() > MAX_REPLICAS {
             return Some(format!("it has {} replicas, more than {MAX_REPLICAS}", self.replicas.len()));

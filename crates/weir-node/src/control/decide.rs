@@ -6,7 +6,7 @@ use std::time::Duration;
 use weir_accel::Former;
 use weir_block::Nanos;
 use weir_cluster::ownership::{Gone, OwnerGone};
-use weir_cluster::placement::{Live, successor};
+use weir_cluster::placement::{Live, claimant, successor};
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef};
 
 /// The local state of the disk.
@@ -64,6 +64,8 @@ pub struct Situation<'a> {
 pub enum Decision {
     /// Nothing, until something changes.
     Nothing,
+    /// No process owns the disk, and it has been moved to this one: claim it, by compare-and-swap.
+    Claim,
     /// The owner is gone and this node is next: take over on this evidence, by compare-and-swap.
     TakeOver(OwnerGone),
     /// The owner is gone and this node is counted among the replicas, but its flash does not hold that copy: say so, by
@@ -108,6 +110,7 @@ pub fn decide(record: Option<&DiskRecord>, situation: &Situation<'_>) -> Decisio
         (Local::Closed, true) => Decision::Open,
         (Local::Closed, false) => match &record.owner {
             Some(owner) if !is_live(live, owner) => succeed(record, owner, situation),
+            None if claimant(record, live, situation.barred).as_ref() == Some(me) => Decision::Claim,
             _ => Decision::Nothing,
         },
     }

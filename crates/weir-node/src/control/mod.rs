@@ -7,6 +7,7 @@
 //! - [`node`]: their common state;
 //! - [`grants`], [`rights`]: the right to serve, kept alive and granted;
 //! - [`node_states`]: isolation of nodes, reported by those that hear them;
+//! - [`relocation`]: disks move away from a node that is drained or quarantined, and back;
 //! - [`flash`]: the logs on this node's flash when it starts;
 //! - [`capacity`], [`admission`]: this node's capacity for write logs, and its limit;
 //! - [`provisioning`], [`intents`]: files of disks that are being created or deleted;
@@ -30,6 +31,7 @@ pub mod node;
 pub mod node_states;
 pub mod provisioning;
 pub mod registry_copy;
+pub mod relocation;
 pub mod rights;
 pub mod shards;
 pub mod supervisor;

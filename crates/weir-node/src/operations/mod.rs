@@ -30,7 +30,7 @@ use crate::backings::Backings;
 use crate::client::{self, At, Other};
 use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
-use crate::control::disk::Request;
+use crate::control::disk::{Request, Why};
 use crate::control::node::{random, unavailable};
 use crate::control::{Node, Tasks, provisioning};
 use crate::members;
@@ -296,7 +296,7 @@ impl Operations {
         }
         let dirty_bytes = match &from {
             Some(from) if *from == self.me() && to != *from => {
-                self.ask(name, |done| Request::Move { to: to.clone(), done }).await?
+                self.ask(name, |done| Request::Move { to: to.clone(), why: Why::Requested, done }).await?
             }
             _ => 0,
         };

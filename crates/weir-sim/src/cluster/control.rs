@@ -366,7 +366,8 @@ impl Cluster {
         self.check_release_bound(to, matches!(decision, Decision::Release { .. }));
         match decision {
             Decision::Nothing => self.settle_former(to, disk),
-            Decision::Unavailable(_) => {}
+            // No record of this simulation names a claimant: a disk without an owner is claimed above.
+            Decision::Unavailable(_) | Decision::Claim => {}
             Decision::TakeOver(evidence) => {
                 self.taking_over.push(to);
                 self.ask(to, Ask::TakeOver(evidence));

@@ -15,7 +15,7 @@ use weir_cluster::registry::Registry;
 use weir_export::nbd::AcceptedClient;
 use weir_nbd::server::Session;
 use weir_node::config::{Config, LeaseConfig, NbdConfig, PeersConfig, ResourcesConfig};
-use weir_node::control::disk::Request;
+use weir_node::control::disk::{Request, Why};
 use weir_node::control::{Node, Shards, Tasks, capacity, flash, node_states};
 use weir_node::exports;
 use weir_node::plane::{self, Parts, Plane};
@@ -254,7 +254,7 @@ async fn carry_out(node: &Arc<Node>, tasks: &Tasks, order: Order) -> String {
         Order::Move(to) => {
             let to: Option<NodeRef> = node.records.nodes.now().get(&name(to)).map(|to| to.node_ref());
             match to.filter(|to| *to != node.session.node_ref()) {
-                Some(to) => tasks.ask(DISK, node, |done| Request::Move { to, done }).await,
+                Some(to) => tasks.ask(DISK, node, |done| Request::Move { to, why: Why::Requested, done }).await,
                 None => return "there is no such node".into(),
             }
         }

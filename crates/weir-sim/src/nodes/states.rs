@@ -250,6 +250,11 @@ impl Cluster {
     /// The reason why the nodes' states have not settled, if any.
     pub fn unsettled_states(&self) -> Option<String> {
         let states = self.states.as_ref()?;
+        let disk = &self.registry.disk;
+        let owner = disk.owner.as_ref().map(|owner| &owner.node);
+        if disk.heir.is_some() || disk.home.as_ref().is_some_and(|home| Some(home) != owner) {
+            return Some(format!("the disk is on its way from {owner:?}: {:?}, {:?}", disk.heir, disk.home));
+        }
         let open = |node: &NodeStateRecord| {
             node.isolation.is_some() || node.drain.is_some() || node.quarantine.is_some()
         };

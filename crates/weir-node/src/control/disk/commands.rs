@@ -39,8 +39,8 @@ impl DiskTask {
             Request::Follow { to, done } => {
                 let _ = done.send(self.follow(to.as_ref()).await);
             }
-            Request::Move { to, done } => {
-                let _ = done.send(self.move_to(&to).await);
+            Request::Move { to, why, done } => {
+                let _ = done.send(self.move_to(&to, why).await);
             }
         }
     }
@@ -245,6 +245,14 @@ impl DiskTask {
 
     /// Closes the disk if it is open, and gives ownership up.
     pub(super) async fn release(&mut self) -> Result<(), ApiError> {
+        self.release_with(ownership::release).await
+    }
+
+    /// Closes the disk if it is open, and makes the change `give_up` of the record for one that is closed with nothing dirty.
+    pub(super) async fn release_with(
+        &mut self,
+        give_up: impl Fn(&DiskRecord, &NodeRef, u64, u64) -> Result<DiskRecord, Refusal>,
+    ) -> Result<(), ApiError> {
         if self.local == Local::Closed
             && self.record().and_then(|record| self.closed_since(&record)).is_none()
         {
@@ -256,7 +264,7 @@ impl DiskTask {
         let me = self.me.clone();
         let arrival = self.arrival;
         let give_up = |record: &DiskRecord| match closed_since(arrival, record, &me) {
-            Some(_) => ownership::release(record, &me, record.epoch, 0),
+            Some(_) => give_up(record, &me, record.epoch, 0),
             // The log may have another owner's later writes.
             None => Err(Refusal::Fenced { owner: record.owner.clone(), epoch: record.epoch }),
         };

@@ -8,7 +8,7 @@ use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Mode, NodeRef};
 use weir_cluster::right::Event;
 
-use super::{DiskTask, RETRY, sleep_until, taken};
+use super::{DiskTask, RETRY, Why, sleep_until, taken};
 use crate::control::decide::{Local, is_live};
 use crate::error::{ApiError, ApiErrorKind};
 use crate::shard::messages::Command;
@@ -24,16 +24,21 @@ const HOLD: Duration = Duration::from_secs(5);
 
 impl DiskTask {
     /// Gives the disk to `to`. Returns how many bytes were dirty when it changed hands.
-    pub(super) async fn move_to(&mut self, to: &NodeRef) -> Result<u64, ApiError> {
+    pub(super) async fn move_to(&mut self, to: &NodeRef, why: Why) -> Result<u64, ApiError> {
         let record = self.owned()?;
         self.check_takes_disks(&to.node)?;
         if !has_copies(&record) {
             // No node holds a copy of the log for the successor: it has to start from the backing.
-            self.release().await?;
+            self.release_with(|record, me, epoch, dirty| {
+                let home = why.home(record.home.clone(), &me.node);
+                Ok(DiskRecord { home, ..ownership::pass_on(record, me, epoch, dirty, to)? })
+            })
+            .await?;
+            self.event("moved", format!("from {} to {}, 0 bytes dirty", self.me.node, to.node));
             return Ok(0);
         }
         let moved = match self.prepare(to).await {
-            Ok(()) => self.hand_over(to).await,
+            Ok(()) => self.hand_over(to, why).await,
             Err(error) => Err(error),
         };
         if moved.is_err() && self.local != Local::Closed {
@@ -141,6 +146,8 @@ impl DiskTask {
                 let message = format!("another node owns disk {disk} by now");
                 return Err(ApiError::new(ApiErrorKind::Unavailable, message));
             }
+            // It may have been drained since this began.
+            self.check_takes_disks(&to.node)?;
             let gone = !is_live(&self.node.records.nodes.now(), to);
             if gone || Nanos::now() >= deadline {
                 let reason = if gone {
@@ -182,7 +189,7 @@ impl DiskTask {
         held.map_err(|reason| ApiError::new(ApiErrorKind::Unavailable, reason))
     }
 
-    pub(super) async fn hand_over(&mut self, to: &NodeRef) -> Result<u64, ApiError> {
+    pub(super) async fn hand_over(&mut self, to: &NodeRef, why: Why) -> Result<u64, ApiError> {
         let shards = self.node.shards.clone();
         let statuses = self.meanwhile(async move { shards.status().await }).await?;
         let own = statuses.iter().find(|status| status.disk == self.name && status.role == "owner");
@@ -196,7 +203,11 @@ impl DiskTask {
         self.hold_clients().await?;
         // From the moment that the change is sent, the successor may own the disk without our hearing of it (P2).
         self.node.rights.step(&self.name, Event::HandingOver);
-        let changed = self.change(|record| ownership::hand_over(record, &me, record.epoch, to)).await;
+        let hand_over = |record: &DiskRecord| {
+            let home = why.home(record.home.clone(), &me.node);
+            Ok(DiskRecord { home, ..ownership::hand_over(record, &me, record.epoch, to)? })
+        };
+        let changed = self.change(hand_over).await;
         let next = match changed {
             Ok(next) => next,
             Err(error) => {

@@ -40,6 +40,31 @@ pub enum Message {
     Request(Request),
 }
 
+/// The reason why a disk moves, which decides where it belongs afterwards.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// An operator or a guest's migration moves it: it stays there.
+    Requested,
+    /// Its node is drained: it returns.
+    Drained,
+    /// Its node is quarantined, and the disk stays where it goes; one that another node's drain has sent returns there.
+    Quarantined,
+    /// It returns from a drain.
+    Returned,
+}
+
+impl Why {
+    /// The node that the disk returns to, given the one so far. `from`: the node that it leaves.
+    pub(super) fn home(self, so_far: Option<String>, from: &str) -> Option<String> {
+        match self {
+            Why::Requested | Why::Returned => None,
+            // Twice drained, it returns to where it came from.
+            Why::Drained => so_far.or_else(|| Some(from.to_owned())),
+            Why::Quarantined => so_far,
+        }
+    }
+}
+
 /// A request of an operator.
 #[derive(Debug)]
 pub enum Request {
@@ -83,10 +108,12 @@ pub enum Request {
         /// Tells when that process is ready to.
         done: oneshot::Sender<Result<(), ApiError>>,
     },
-    /// Give ownership to another node.
+    /// Give ownership to another node, which opens the disk.
     Move {
         /// The process that is to own it.
         to: NodeRef,
+        /// The reason.
+        why: Why,
         /// Tells when this node does not own it any more, and how many bytes were dirty then.
         done: oneshot::Sender<Result<u64, ApiError>>,
     },

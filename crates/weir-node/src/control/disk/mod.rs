@@ -24,7 +24,8 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use weir_accel::Configuration;
 use weir_block::Nanos;
-use weir_cluster::ownership;
+use weir_cluster::node_state::{Leaving, leaving};
+use weir_cluster::ownership::{self, Refusal};
 use weir_cluster::placement;
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
 use weir_cluster::registry::RegistryError;
@@ -39,7 +40,7 @@ use super::node::Node;
 use crate::error::ApiError;
 use crate::shard::messages::{Arrival, Command, LogMedium, Notice, OpenDisk};
 use former::{Formers, mark_of};
-pub use messages::{Inbox, Message, Request};
+pub use messages::{Inbox, Message, Request, Why};
 
 /// Messages that wait for a disk's task before their senders do.
 const INBOX: usize = 256;
@@ -80,6 +81,8 @@ struct DiskTask {
     /// The processes that this owner is connected to, by the name of their node.
     connected: HashMap<String, NodeRef>,
     told_policy: Option<Policy>,
+    /// The members of its set that the open disk is to replace, as it was told.
+    told_leaving: Leaving,
     /// The outcome of a change is unknown: it was sent over this revision, and is impossible once there is a later one. If it
     /// was a move, the disk is served again only then.
     doubt: Option<u64>,
@@ -138,6 +141,7 @@ impl DiskTask {
             formers: Formers::default(),
             connected: HashMap::new(),
             told_policy: None,
+            told_leaving: Leaving::default(),
             doubt: None,
             holds_clients: false,
             changing: false,
@@ -319,9 +323,25 @@ impl DiskTask {
             (Decision::Nothing, Some(record)) => {
                 self.settle_follower(&record).await;
                 self.settle_guards(&record).await;
+                self.settle_leaving(&record).await;
                 return self.settle_former(&record).await;
             }
             (Decision::Nothing | Decision::Unavailable(_), _) => {}
+            (Decision::Claim, Some(seen)) => {
+                let me = self.me.clone();
+                // Not one that an operator has closed since.
+                let claim = |record: &DiskRecord| match record.heir == seen.heir {
+                    true => ownership::claim_free(record, &me),
+                    false => Err(Refusal::NotOwned),
+                };
+                match self.change(claim).await {
+                    Ok(next) => {
+                        self.arrival = Some((next.epoch, Came::By(self.arrival_after(&next))));
+                        return Some(Nanos::now());
+                    }
+                    Err(error) => self.later(&error),
+                }
+            }
             (Decision::TakeOver(evidence), Some(_)) => {
                 let me = self.me.clone();
                 let taken =
@@ -386,7 +406,14 @@ impl DiskTask {
                 self.release_disk(epoch, record).await;
                 return Some(Nanos::now());
             }
-            (Decision::TakeOver(_) | Decision::Disclaim(_) | Decision::Open | Decision::Configure, None) => {}
+            (
+                Decision::Claim
+                | Decision::TakeOver(_)
+                | Decision::Disclaim(_)
+                | Decision::Open
+                | Decision::Configure,
+                None,
+            ) => {}
         }
         self.retry_at
     }
@@ -507,7 +534,7 @@ impl DiskTask {
             logical_block: record.logical_block,
             log_bytes: self.node.config.resources.log.0,
             medium: log_medium(record),
-            configuration: self.configuration(record),
+            configuration: self.tell_configuration(record),
             arrival,
             serves_until,
         };
@@ -531,24 +558,49 @@ impl DiskTask {
         let disk = self.name.clone();
         self.local = Local::Open { epoch: record.epoch };
         self.node.here.update(record);
-        self.send(Command::Configured { disk: disk.clone(), configuration: self.configuration(record) })
-            .await;
+        let configuration = self.tell_configuration(record);
+        self.send(Command::Configured { disk: disk.clone(), configuration }).await;
         if self.told_policy.replace(record.policy) != Some(record.policy) {
             self.send(Command::SetPolicy { disk, wanted_replicas: wanted_replicas(record.policy) }).await;
         }
     }
 
-    /// The record's configuration, as the shard needs it.
-    fn configuration(&self, record: &DiskRecord) -> Configuration {
+    /// The record's configuration, as the shard needs it and is about to be told.
+    fn tell_configuration(&mut self, record: &DiskRecord) -> Configuration {
         let live = self.node.records.nodes.now();
         let misplaced = placement::misplaced(record.policy, &self.me.node, &record.replicas, &live);
+        self.told_leaving = self.leaving(record);
+        let Leaving { replaced, dropped } = self.told_leaving.clone();
         Configuration {
             epoch: record.epoch,
             replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
             write_back: record.mode == Mode::WriteBack,
             wanted_replicas: wanted_replicas(record.policy),
-            strict: record.policy.is_strict(),
-            misplaced: misplaced.into_iter().map(str::to_owned).collect(),
+            // A copy that is to go in any case takes the disk to write-through when no other node can have it.
+            strict: record.policy.is_strict() || !dropped.is_empty(),
+            misplaced: misplaced.into_iter().map(str::to_owned).chain(dropped).collect(),
+            leaving: replaced,
+        }
+    }
+
+    /// The replicas on nodes that are drained or quarantined, as far as they are to be replaced.
+    fn leaving(&self, record: &DiskRecord) -> Leaving {
+        let (states, live) = (self.node.records.node_states(), self.node.records.nodes.now());
+        leaving(record, &self.me.node, &states, &live, &self.node.rules, weir_task::unix_millis())
+    }
+
+    /// Tells the open disk of replicas that are to be replaced, by an epoch of its own: the shard takes no configuration twice.
+    async fn settle_leaving(&mut self, record: &DiskRecord) {
+        let is_open = record.owner.as_ref() == Some(&self.me) && self.local != Local::Closed;
+        if !is_open || self.leaving(record) == self.told_leaving {
+            return;
+        }
+        let me = self.me.clone();
+        if let Err(error) = self.change(|record| ownership::renew(record, &me, record.epoch)).await {
+            self.later(&error);
+        } else {
+            // The task decides again at once, and configures the disk.
+            self.retry_at = None;
         }
     }
 

@@ -167,10 +167,11 @@ impl DiskTask {
         compute: C,
     ) -> impl Fn(&DiskRecord) -> Result<DiskRecord, Refusal> + use<C> {
         let (node, me, name) = (Arc::clone(&self.node), self.me.clone(), self.name.clone());
-        let (live, barred) = (node.records.nodes.now(), node.barred());
         move |record| {
             let mut next = compute(record)?;
             if next.owner.as_ref() == Some(&me) {
+                // As of now: a node may have been drained since an earlier attempt.
+                let (live, barred) = (node.records.nodes.now(), node.barred());
                 let guards = placement::choose_guards(&next, &me.node, &live, &barred);
                 next.guards = if next.replicas.is_empty() { guards } else { Vec::new() };
                 if next.grant_set() != record.grant_set() {

@@ -43,15 +43,31 @@ impl DiskTask {
             Ok(record) => {
                 self.local = Local::Open { epoch: record.epoch };
                 self.node.here.update(&record);
-                let configuration = self.configuration(&record);
+                let configuration = self.tell_configuration(&record);
                 self.event(
                     "configuration",
                     format!("{} in epoch {}{}", record.effective(), record.epoch, with(&record)),
                 );
                 self.send(Command::Configured { disk, configuration }).await;
             }
-            Err(reason) => self.send(Command::NotConfigured { disk, reason }).await,
+            Err(reason) => {
+                self.send(Command::NotConfigured { disk: disk.clone(), reason: reason.clone() }).await;
+                // Otherwise it would propose the same again.
+                for node in self.barred_newcomers(replicas) {
+                    let (disk, reason) = (disk.clone(), reason.clone());
+                    self.send(Command::PeerUnavailable { disk, node, reason }).await;
+                }
+            }
         }
+    }
+
+    /// Those of `replicas` that are not in the set, and that have been drained or quarantined since they were chosen.
+    fn barred_newcomers(&mut self, replicas: &[String]) -> Vec<String> {
+        let (known, barred) = (self.record(), self.node.barred());
+        let is_new = |node: &&String| {
+            known.as_ref().is_none_or(|record| record.replicas.iter().all(|replica| replica.node != **node))
+        };
+        replicas.iter().filter(|node| barred.contains(*node)).filter(is_new).cloned().collect()
     }
 
     async fn commit_configuration(
@@ -70,8 +86,19 @@ impl DiskTask {
         let mode = if write_back { Mode::WriteBack } else { Mode::WriteThrough };
         let me = self.me.clone();
         // A disk asks for write-through only once nothing is dirty any more.
-        let compute =
-            |record: &DiskRecord| ownership::change_replicas(record, &me, epoch, &replicas, mode, 0);
+        let node = Arc::clone(&self.node);
+        let compute = |record: &DiskRecord| {
+            let barred = node.barred();
+            let is_member = |node: &str| record.replicas.iter().any(|replica| replica.node == node);
+            let newcomers = replicas.iter().map(|replica| &*replica.node).filter(|node| !is_member(node));
+            match newcomers.into_iter().find(|node| barred.contains(*node)) {
+                Some(node) => {
+                    let reason = format!("node {node} takes no disks any more");
+                    Err(ownership::Refusal::BadReplicas { reason })
+                }
+                None => ownership::change_replicas(record, &me, epoch, &replicas, mode, 0),
+            }
+        };
         self.change(compute).await.map_err(|error| error.to_string())
     }
 

@@ -53,7 +53,7 @@ async fn clients_are_served_again_after_a_move_that_is_refused() {
     let (node, mut told) = node(directory.path()).await;
     let (mut task, _inbox, until) = open(&node, |_| ()).await;
     // It is no replica.
-    task.hand_over(&NodeRef::new("c", 1)).await.unwrap_err();
+    task.hand_over(&NodeRef::new("c", 1), Why::Requested).await.unwrap_err();
     for expected in ["Status", "HoldClients"] {
         assert!(told.recv().await.unwrap().contains(expected), "{expected}");
     }
@@ -93,7 +93,7 @@ async fn a_move_in_doubt_does_not_end_with_the_refusal_of_another() {
     move_in_doubt(&mut task).await;
     // The renewal that would end the doubt finds no session to stand on.
     node.registry.revoke(node.session.lease()).await.unwrap();
-    task.hand_over(&NodeRef::new("c", 1)).await.unwrap_err();
+    task.hand_over(&NodeRef::new("c", 1), Why::Requested).await.unwrap_err();
     assert!(task.doubt.is_some() && !serves(&until));
 }
 
@@ -106,7 +106,7 @@ async fn a_move_that_commits_late_is_not_taken_for_refused() {
     tokio::spawn(async move { while told.recv().await.is_some() {} });
     let (mut task, _inbox, until) = open(&node, |_| ()).await;
     faults.delays.store(true, Ordering::Relaxed);
-    task.hand_over(&NodeRef::new("b", 1)).await.unwrap_err();
+    task.hand_over(&NodeRef::new("b", 1), Why::Requested).await.unwrap_err();
     assert!(!serves(&until), "b owns it");
     assert!(task.is_taken() && task.doubt.is_none());
     task.resume_clients().await;
@@ -132,7 +132,7 @@ async fn a_change_that_a_full_registry_answers_is_in_doubt() {
             faults.answered_with.lock().unwrap().push_back(error.clone());
             faults.deafens.store(true, Ordering::Relaxed);
             if moves {
-                task.hand_over(&NodeRef::new("b", 1)).await.unwrap_err();
+                task.hand_over(&NodeRef::new("b", 1), Why::Requested).await.unwrap_err();
                 assert!(task.doubt.is_some() && !serves(&until), "{error}: b owns it");
             } else {
                 task.connected.insert("c".into(), NodeRef::new("c", 1));
@@ -184,7 +184,7 @@ async fn a_move_under_way_does_not_end_with_the_record_that_it_was_sent_over() {
         weir_task::sleep(Duration::from_millis(50)).await;
     };
     tokio::select! {
-        moved = task.hand_over(&to) => panic!("the registry hangs: {moved:?}"),
+        moved = task.hand_over(&to, Why::Requested) => panic!("the registry hangs: {moved:?}"),
         () = seen => {}
     }
     assert!(!serves(&until), "b may own it at any moment");
