@@ -233,7 +233,9 @@ pub struct NodeView {
     pub name: String,
     /// Its fault domain: nodes that fail together.
     pub fault_domain: String,
-    /// `up`; `revoked`: it runs, and the other nodes turn it away; or `down`: it stays in the list until it is removed.
+    /// `up`; `isolated`: the registry does not hear it, members of its disks' sets do; `quarantined`: isolated too often;
+    /// `draining`, then `maintenance`: drained by an operator; `revoked`: it runs, and the other nodes turn it away; or `down`: it
+    /// stays in the list until it is removed.
     pub state: String,
     /// Since when it is down: RFC 3339, UTC.
     #[serde(default)]
@@ -269,14 +271,60 @@ impl From<&MediumSpace> for MediumView {
 }
 
 impl NodeView {
-    /// The state of a node whose lease stands.
+    /// The state of a node whose lease stands, and that takes disks.
     pub const UP: &str = "up";
+
+    /// The state of a drained node on which nothing counts any more.
+    pub const MAINTENANCE: &str = "maintenance";
+
+    /// Whether other nodes reach it and its copies count.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.state != NodeView::DOWN && self.state != NodeView::REVOKED
+    }
 
     /// The state of a node whose lease stands, and that the other nodes turn away.
     pub const REVOKED: &str = "revoked";
 
     /// The state of any other.
     pub const DOWN: &str = "down";
+}
+
+/// The end of a quarantine, a drain or its end, or the removal of a node: what it changes, and what is left to do.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.node-work/1")]
+pub struct NodeWork {
+    /// The node.
+    pub node: NodeView,
+    /// Disks that it owns.
+    pub disks: Vec<String>,
+    /// Disks of other nodes that count on it, by a copy of the log or as a guard.
+    pub copies: Vec<String>,
+    /// Disks that its drain has moved away, and that return when it takes disks again.
+    pub away: Vec<String>,
+    /// Disks of the two first lists that stay as things are, with the reason.
+    pub stays: Vec<StayingDisk>,
+}
+
+/// A disk that a drain leaves on its node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StayingDisk {
+    /// The disk.
+    pub disk: String,
+    /// The reason.
+    pub reason: String,
+}
+
+/// Request to drain a node.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DrainNode {
+    /// Disks may end with fewer copies than their policies request.
+    #[serde(default)]
+    pub fewer_copies: bool,
+    /// Only say what the drain would do.
+    #[serde(default)]
+    pub dry_run: bool,
 }
 
 /// A volume.

@@ -23,7 +23,7 @@ use weir_profile::Profile;
 
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Deleted, DeletedVolume, DiskView,
-    Disks, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus, NodeView, Owned,
+    Disks, DrainNode, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus, NodeWork, Owned,
     RecordProfile, Resize, RunLoad, SetPolicy, VolumeView, Volumes,
 };
 use crate::cluster::views::{ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Withdraw, Withdrawn};
@@ -168,13 +168,50 @@ impl Client {
         self.post(&format!("/v1/volumes/{name}/delete"), delete)
     }
 
-    /// Removes a node that is down from the list of nodes.
+    /// A node, the disks that count on it, and those that return to it.
     ///
     /// # Errors
     /// As [`Client::status`].
-    pub fn forget_node(&self, name: &str) -> Result<NodeView, ApiError> {
+    pub fn node(&self, name: &str) -> Result<NodeWork, ApiError> {
         check(name)?;
-        self.post(&format!("/v1/nodes/{name}/forget"), &serde_json::json!({}))
+        self.get(&format!("/v1/nodes/{name}"))
+    }
+
+    /// Has a node's disks moved away. Returns before they are.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn drain_node(&self, name: &str, drain: &DrainNode) -> Result<NodeWork, ApiError> {
+        self.change_node(name, "drain", drain)
+    }
+
+    /// Ends a node's drain; its disks return. Returns before they have.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn resume_node(&self, name: &str) -> Result<NodeWork, ApiError> {
+        self.change_node(name, "resume", &serde_json::json!({}))
+    }
+
+    /// Ends a node's quarantine.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn clear_node(&self, name: &str) -> Result<NodeWork, ApiError> {
+        self.change_node(name, "clear", &serde_json::json!({}))
+    }
+
+    /// Removes a node that is down and will not come back.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn remove_node(&self, name: &str) -> Result<NodeWork, ApiError> {
+        self.change_node(name, "remove", &serde_json::json!({}))
+    }
+
+    fn change_node(&self, name: &str, what: &str, body: &impl Serialize) -> Result<NodeWork, ApiError> {
+        check(name)?;
+        self.post(&format!("/v1/nodes/{name}/{what}"), body)
     }
 
     /// All disks.

@@ -23,7 +23,7 @@ use weir_identity::{LARGEST_MESSAGE, OtherEnd};
 
 use crate::access::Caller;
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Disks, EventList, Export, Follow,
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Disks, DrainNode, EventList, Export, Follow,
     Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetPolicy, Volumes,
 };
 use crate::client::INTENDED_FOR;
@@ -120,7 +120,6 @@ pub fn router(operations: Operations) -> Router {
     let create_disk = async |Ops(ops): Ops, Body(it): Body<CreateDisk>| json(ops.create_disk(it).await);
     let events = async |Ops(ops): Ops| json(ops.events().await.map(|events| EventList { events }));
     let metrics = async |Ops(ops): Ops| ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], ops.metrics());
-    let forget = async |Ops(ops): Ops, Name(name): Name| json(ops.forget_node(&name).await);
     let nothing = async || {
         ApiError::new(ApiErrorKind::NotFound, "there is nothing here").hint("the API begins at /v1/")
     };
@@ -134,8 +133,8 @@ pub fn router(operations: Operations) -> Router {
         .route("/v1/owned", get(owned))
         .route("/v1/disks", get(disks).post(create_disk))
         .route("/v1/events", get(events))
-        .route("/v1/nodes/{name}/forget", post(forget))
         .route("/metrics", get(metrics))
+        .merge(of_node())
         .merge(of_volume())
         .merge(of_disk())
         .merge(of_cluster())
@@ -143,6 +142,23 @@ pub fn router(operations: Operations) -> Router {
         .method_not_allowed_fallback(another_method)
         .layer(DefaultBodyLimit::max(LONGEST_REQUEST))
         .with_state(operations)
+}
+
+/// The routes of nodes.
+fn of_node() -> Router<Operations> {
+    let show = async |Ops(ops): Ops, Name(name): Name| json(ops.node(&name));
+    let drain = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<DrainNode>| {
+        json(ops.drain_node(&name, it).await)
+    };
+    let resume = async |Ops(ops): Ops, Name(name): Name| json(ops.resume_node(&name).await);
+    let clear = async |Ops(ops): Ops, Name(name): Name| json(ops.clear_node(&name).await);
+    let remove = async |Ops(ops): Ops, Name(name): Name| json(ops.remove_node(&name).await);
+    Router::new()
+        .route("/v1/nodes/{name}", get(show))
+        .route("/v1/nodes/{name}/drain", post(drain))
+        .route("/v1/nodes/{name}/resume", post(resume))
+        .route("/v1/nodes/{name}/clear", post(clear))
+        .route("/v1/nodes/{name}/remove", post(remove))
 }
 
 /// The routes of volumes.

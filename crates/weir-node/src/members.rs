@@ -7,11 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weir_cluster::records::{MemberRecord, Record, keys};
-use weir_cluster::registry::Transaction;
+use weir_cluster::registry::{RegistryError, Transaction};
 
-use crate::api::{ApiError, ApiErrorKind, NodeView};
+use crate::api::NodeView;
 use crate::control::Node;
-use crate::control::node::unavailable;
 use crate::timestamps::rfc3339;
 
 /// Pause between two looks where nothing has changed.
@@ -64,35 +63,16 @@ async fn write(node: &Node, record: &MemberRecord) {
     }
 }
 
-/// Removes a node that is down from the list.
+/// Removes a node from the list, if it is there.
 ///
 /// # Errors
-/// There is no such node, it is up, or a disk counts on it.
-pub async fn forget(node: &Node, name: &str) -> Result<NodeView, ApiError> {
-    let refused = |message: String| ApiError::new(ApiErrorKind::Refused, message);
-    if node.records.nodes.now().contains_key(name) {
-        return Err(refused(format!("node {name} is up")).hint("stop it first"));
-    }
+/// The registry does not answer, or the node has just written its record: it is back.
+pub async fn remove(node: &Node, name: &str) -> Result<(), RegistryError> {
     let known = node.records.members.now();
-    let Some(member) = known.get(name) else {
-        return Err(ApiError::new(ApiErrorKind::NotFound, format!("there is no node {name}"))
-            .hint("`weir status` shows the nodes"));
-    };
-    let disks = node.records.disks.now();
-    let needs = disks.values().find(|disk| {
-        let mut holders = disk.owner.iter().chain(&disk.replicas);
-        holders.any(|holder| holder.node == name)
-    });
-    if let Some(disk) = needs {
-        return Err(refused(format!("disk {} counts on node {name}", disk.name))
-            .hint("wait until another node has taken over, or open the disk with --accept-loss"));
-    }
+    let Some(revision) = known.seen(name).revision() else { return Ok(()) };
     let key = keys::member(name);
-    let revision = known.seen(name).revision().unwrap_or_default();
     let gone = Transaction::new().unchanged(key.clone(), revision).delete(key);
-    node.registry.transact(gone).await.map_err(unavailable)?;
-    node.journal.tell("removed", name, format!("node {name} does not belong to the cluster any more"));
-    Ok(view(member))
+    node.registry.transact(gone).await.map(drop)
 }
 
 fn view(member: &MemberRecord) -> NodeView {

@@ -5,6 +5,7 @@ mod cluster;
 mod diagnose;
 mod disk;
 mod engine;
+mod node;
 mod prefill;
 mod profile;
 mod verify;
@@ -26,6 +27,7 @@ pub use cluster::{ClusterCommand, OwnArgs};
 pub use diagnose::DiagnoseArgs;
 pub use disk::DiskCommand;
 pub use engine::BenchEngine;
+pub use node::{NodeArgs, NodeCommand};
 pub use profile::{ExportFormat, ProfileCommand, ProfileSource};
 pub use verify::VerifyArgs;
 
@@ -123,10 +125,11 @@ pub fn parse(words: &[OsString]) -> Result<Cli, clap::Error> {
 /// What `weir` can do.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Run a node of a cluster.
+    /// Run a node of a cluster; drain a node, resume, clear or remove it.
     ///
-    /// Runs until SIGTERM or SIGINT; then destages and closes its disks and leaves the cluster. Logs to standard error;
-    /// WEIR_LOG sets how much (error, warn, info, debug).
+    /// Without a subcommand it runs until SIGTERM or SIGINT; then destages and closes its disks and leaves the cluster. Logs to
+    /// standard error; WEIR_LOG sets how much (error, warn, info, debug).
+    #[command(after_long_help = node::EXAMPLES)]
     Node(NodeArgs),
     /// Run the registry of a single machine's cluster.
     ///
@@ -147,11 +150,6 @@ pub enum Command {
     Cluster(ClusterCommand),
     /// Health, nodes and disks of the cluster.
     Status,
-    /// Take a node that is down, and will not come back, off the list of nodes.
-    Forget {
-        /// The node.
-        node: String,
-    },
     /// Recent events: takeovers, configurations, refusals.
     Events {
         /// Keep printing new events until Ctrl-C; with --output json a line for each event.
@@ -209,16 +207,6 @@ pub enum Command {
     /// Three nodes, a killed owner, nothing lost: what `make demo` runs.
     #[command(hide = true)]
     Demo(DemoArgs),
-}
-
-#[derive(Debug, Args)]
-pub struct NodeArgs {
-    /// The configuration file.
-    #[arg(long, value_name = "FILE", default_value = "/etc/weir/weir.toml")]
-    pub config: PathBuf,
-    /// Print an example configuration with every key, and end.
-    #[arg(long)]
-    pub print_config: bool,
 }
 
 #[derive(Debug, Args)]

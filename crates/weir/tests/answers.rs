@@ -215,9 +215,9 @@ fn a_node_is_killed(place: &Place) {
         let seen = status(place, "n2");
         seen["health"]["reasons"].to_string().contains("write-back+2 needs").then_some(seen)
     });
-    assert!(place.fails("forget n2", 4).contains("is up"), "{seen:#}");
+    assert!(place.fails("node remove n2", 4).contains("is up"), "{seen:#}");
     place.ok("disk policy db write-back+1");
-    await_some("n1 can be forgotten", || place.weir("forget n1").status.success().then_some(()));
+    await_some("n1 can be removed", || place.weir("node remove n1").status.success().then_some(()));
     assert_eq!(status(place, "n3")["nodes"].as_array().unwrap().len(), 2);
     place.ok("lab start n1");
     await_some("n1 is back", || (status(place, "n2")["nodes"].as_array()?.len() == 3).then_some(()));

@@ -20,5 +20,5 @@ pub mod step;
 
 pub use drain::{Copied, Leaving, Moved, NotRemovable, Plan, Reason, Unmovable, leaving, may_remove, plan};
 pub use rules::{Rules, quarantine_limit};
-pub use state::{Cluster, State, barred, hold};
+pub use state::{Cluster, State, barred, counts_on, hold};
 pub use step::{Effect, Event, UnknownNode, step};

@@ -129,7 +129,8 @@ fn owner(disk: &DiskRecord) -> Option<&str> {
 
 /// Whether a disk's record names the node: as the owner, as a member of its set, or as one of a set whose grants may still uphold a
 /// former owner's right. The disk's owner must then seal a member of that set.
-fn counts_on(disk: &DiskRecord, node: &str) -> bool {
+#[must_use]
+pub fn counts_on(disk: &DiskRecord, node: &str) -> bool {
     let is_replica = disk.replicas.iter().any(|replica| replica.node == node);
     let mut former = disk.former.iter().filter_map(|former| former.set.as_ref());
     owner(disk) == Some(node)

@@ -103,7 +103,7 @@ pub async fn change(node: &Node, event: &Event, condition: Compare) -> Result<()
     change_if(node, event, &[condition]).await
 }
 
-async fn change_if(node: &Node, event: &Event, conditions: &[Compare]) -> Result<(), StateError> {
+pub(crate) async fn change_if(node: &Node, event: &Event, conditions: &[Compare]) -> Result<(), StateError> {
     let mut last = RegistryError::Conflict { current: Vec::new() };
     // One time for all attempts: from the same record, they all make the same one.
     let now = weir_task::unix_millis();

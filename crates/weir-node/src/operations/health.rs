@@ -53,7 +53,7 @@ fn at_risk(disk: &DiskView, nodes: &[NodeView]) -> Option<String> {
     if !disk.effective.starts_with("write-back") {
         return None;
     }
-    let is_up = |node: &str| nodes.iter().any(|other| other.name == node && other.state == NodeView::UP);
+    let is_up = |node: &str| nodes.iter().any(|other| other.name == node && other.is_there());
     let has_copy = |node: &str| is_up(node) && !disk.lost_replicas.iter().any(|lost| lost == node);
     let replicas: Vec<&str> =
         disk.replicas.iter().map(String::as_str).filter(|replica| has_copy(replica)).collect();

@@ -4,6 +4,7 @@ mod cluster;
 mod delete;
 pub mod health;
 mod measured;
+mod nodes;
 mod owners;
 mod views;
 mod volumes;
@@ -23,7 +24,7 @@ use weir_cluster::records::{
 };
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, DiskView, EventView, Export, Follow, Move, Moved, NodeView, Resize,
+    ApiError, ApiErrorKind, CreateDisk, DiskView, EventView, Export, Follow, Move, Moved, Resize,
     SetPolicy, ShardView,
 };
 use crate::backings::Backings;
@@ -33,7 +34,6 @@ use crate::control::decide::is_live;
 use crate::control::disk::{Request, Why};
 use crate::control::node::{random, unavailable};
 use crate::control::{Node, Tasks, provisioning};
-use crate::members;
 use crate::timestamps::rfc3339;
 
 /// Events that are shown.
@@ -117,15 +117,6 @@ impl Operations {
     #[must_use]
     pub fn metrics(&self) -> String {
         crate::metrics::to_prometheus(&self.node.config.name, &self.shards())
-    }
-
-    /// Removes a node that is down from the list of nodes.
-    ///
-    /// # Errors
-    /// As [`Operations::disks`].
-    pub async fn forget_node(&self, name: &str) -> Answer<NodeView> {
-        check_named(name)?;
-        members::forget(&self.node, name).await
     }
 
     /// Waits for the storage, with a time limit. The storage may still complete the call.

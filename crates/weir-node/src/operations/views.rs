@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_cluster::membership::SessionState;
+use weir_cluster::node_state::Cluster;
 use weir_cluster::placement::{self, Live};
 use weir_cluster::records::{DiskRecord, NodeRef, Policy, Record, Source, Spread, keys};
 use weir_cluster::registry::{Listing, RegistryError};
@@ -82,17 +83,24 @@ impl Operations {
     /// The nodes of the cluster, by name.
     pub(super) fn nodes(&self) -> Vec<NodeView> {
         let (live, revoked) = (self.node.records.nodes.now(), self.node.revoked());
-        let state = |name: &String| if revoked.contains(name) { NodeView::REVOKED } else { NodeView::UP };
+        let (states, disks) = (self.node.records.node_states(), self.node.records.disks.now());
+        let (cluster, now) = (Cluster { states: &states, live: &live, disks: &disks }, weir_task::unix_millis());
+        let state = |name: &str| match revoked.contains(name) && live.contains_key(name) {
+            true => NodeView::REVOKED.to_owned(),
+            false => cluster.state(&self.node.rules, now, name).to_string(),
+        };
         let up = live.values().map(|record| NodeView {
             name: record.name.clone(),
             fault_domain: record.fault_domain.clone(),
-            state: state(&record.name).to_owned(),
+            state: state(&record.name),
             down_since: None,
             peer_address: record.peer_address.to_string(),
             media: record.media.iter().map(MediumView::from).collect(),
             load: record.load,
         });
-        let mut nodes: Vec<_> = up.chain(members::down(&self.node)).collect();
+        let away = members::down(&self.node).into_iter();
+        let away = away.map(|node| NodeView { state: state(&node.name), ..node });
+        let mut nodes: Vec<_> = up.chain(away).collect();
         nodes.sort_by(|left, right| left.name.cmp(&right.name));
         nodes
     }

@@ -118,18 +118,8 @@ impl Cluster {
         let living = record.owner.as_ref().filter(|owner| self.living(owner).is_some());
         let alone = living.filter(|owner| !self.registry.has_session(&owner.node, owner.incarnation));
         let (owner, alone) = (living.map(|owner| node_of(&owner.node)), alone.is_some());
-        let mut hearing = Vec::new();
-        for number in (0..NODES).filter(|number| owner.is_some() && Some(*number) != owner) {
-            let machine = &self.nodes[number];
-            let works = machine.alive && !machine.paused && machine.reaches && machine.hears;
-            let known = machine.shared.lock().node.clone();
-            let Some(node) = known.filter(|_| works && self.registry.up) else { continue };
-            let time = SetTime::by(&machine.clock);
-            if node.rights.hears(&key(&record), record.epoch) {
-                hearing.push(number);
-            }
-            drop(time);
-        }
+        let others = (0..NODES).filter(|number| owner.is_some() && Some(*number) != owner);
+        let hearing: Vec<usize> = others.filter(|number| self.is_hearing(*number, &record)).collect();
         let Some(states) = &mut self.states else { return };
         states.absent = alone.then(|| states.absent.unwrap_or(now));
         states.heard.retain(|number, _| hearing.contains(number));
@@ -138,11 +128,25 @@ impl Cluster {
         }
     }
 
+    /// Whether a node that works hears the owner of the record.
+    fn is_hearing(&self, number: usize, record: &DiskRecord) -> bool {
+        let machine = &self.nodes[number];
+        let works = machine.alive && !machine.paused && machine.reaches && machine.hears;
+        let known = machine.shared.lock().node.clone();
+        let Some(node) = known.filter(|_| works && self.registry.up) else { return false };
+        let _time = SetTime::by(&machine.clock);
+        node.rights.hears(&key(record), record.epoch)
+    }
+
     /// Nobody takes a disk from an isolated owner that its members hear, within the period.
     pub fn check_taken(&mut self, before: &DiskRecord, by: Who) {
         let (now, period) = (self.world.now(), self.rules.resiliency_period);
         let Some(states) = &self.states else { return };
         let (Some(absent), Some(owner)) = (states.absent, &before.owner) else { return };
+        // It may have ended since the last look.
+        if self.living(owner).is_none() {
+            return;
+        }
         let set = before.grant_set();
         let is_member = |number: &usize| set.members().contains(&name(*number));
         let took = self.registry.disk.owner.as_ref() == Some(&NodeRef::new(name(by.node), by.incarnation));
@@ -154,6 +158,9 @@ impl Cluster {
         let guards = states.heard.iter().filter(|(number, _)| is_asked && is_member(number));
         let Some((member, since)) = guards.chain(own).min_by_key(|(_, since)| **since) else { return };
         let (member, since) = (*member, *since);
+        if !self.is_hearing(member, before) {
+            return;
+        }
         // The period may be over by a clock that is ahead of the one that has recorded the isolation.
         let isolation = states.record.nodes.get(&owner.node).and_then(|node| node.isolation);
         let time = SetTime::by(&self.nodes[by.node].clock);
@@ -199,8 +206,12 @@ impl Cluster {
         });
         let current = self.nodes[by.node].reaches && self.nodes[by.node].hears;
         if let Some(node) = placed.filter(|_| current && !self.swarm.has(crate::atlas::Fault::LostAnswer)) {
+            let state = states.record.nodes.get(&node).cloned();
             self.fail(|| {
-                format!("placement: n{} places a copy or a guard on {node}, which takes none", by.node)
+                format!(
+                    "placement: n{} places a copy or a guard on {node}, which takes none at {local}: {state:?}",
+                    by.node
+                )
             });
         }
     }

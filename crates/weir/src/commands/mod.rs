@@ -13,6 +13,7 @@ mod in_use;
 mod lab;
 mod migrate_registry;
 mod moved;
+mod node;
 pub mod profile;
 mod status;
 mod top;
@@ -20,13 +21,14 @@ mod volume;
 
 use clap_complete::env::Shells;
 
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, NodeArgs};
 use crate::failure::Failure;
 
 /// Executes a command line.
 pub fn run(cli: Cli) -> Result<(), Failure> {
     let global = &cli.global;
     match cli.command {
+        Command::Node(NodeArgs { command: Some(command), .. }) => node::run(global, command),
         Command::Node(arguments) => daemon::node(&arguments),
         Command::Registry(arguments) => daemon::registry(&arguments),
         Command::Lab(command) => lab::run(global, command),
@@ -34,7 +36,6 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Disk(command) => disk::run(global, command),
         Command::Cluster(command) => cluster::run(global, command),
         Command::Status => status::status(global),
-        Command::Forget { node } => status::forget(global, &node),
         Command::Events { follow } => events::run(global, follow),
         Command::Bench(arguments) => bench::run(global, &arguments),
         Command::Diagnose(arguments) => diagnose::run(global, &arguments),

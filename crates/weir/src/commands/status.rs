@@ -14,13 +14,6 @@ pub fn status(global: &Global) -> Result<(), Failure> {
     print(global.output, &any_node(global)?.status()?, text)
 }
 
-/// Takes a node that is down off the list of nodes.
-pub fn forget(global: &Global, name: &str) -> Result<(), Failure> {
-    print(global.output, &any_node(global)?.forget_node(name)?, |node| {
-        format!("node {} does not belong to the cluster any more", node.name)
-    })
-}
-
 fn text(status: &NodeStatus) -> String {
     let nodes = table(
         &["NODE", "STATE", "FAULT DOMAIN", "PEERS AT", "LOGS", "ROOM FOR LOGS"],

@@ -1,0 +1,114 @@
+//! `weir node drain`, `resume`, `clear`, `remove`, `show`
+
+use std::time::Duration;
+
+use weir_block::Nanos;
+use weir_node::api::{DrainNode, NodeView, NodeWork};
+use weir_node::client::Client;
+
+use crate::cli::NodeCommand;
+use crate::cluster::any_node;
+use crate::failure::{Failure, FailureKind};
+use crate::options::Global;
+use crate::output::{list, note, print};
+
+/// Pause between two looks at the progress.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Shortest time between two lines of progress.
+const LINE_EVERY: Duration = Duration::from_secs(1);
+
+/// Without any progress for so long, waiting ends: something holds the rest back.
+const STUCK: Duration = Duration::from_secs(120);
+
+/// Runs a subcommand.
+pub fn run(global: &Global, command: NodeCommand) -> Result<(), Failure> {
+    let client = any_node(global)?;
+    let work = match command {
+        NodeCommand::Show { name } => client.node(&name)?,
+        NodeCommand::Drain { name, fewer_copies, dry_run: true, .. } => {
+            client.drain_node(&name, &DrainNode { fewer_copies, dry_run: true })?
+        }
+        NodeCommand::Drain { name, fewer_copies, no_wait, .. } => {
+            let begun = client.drain_node(&name, &DrainNode { fewer_copies, dry_run: false })?;
+            match no_wait {
+                true => begun,
+                false => wait(&client, begun, is_drained, |work| {
+                    format!("{}: {} disks and {} copies left", work.node.name, work.disks.len(), work.copies.len())
+                })?,
+            }
+        }
+        NodeCommand::Resume { name, no_wait } => {
+            let begun = client.resume_node(&name)?;
+            // Disks return to a node that is there.
+            match no_wait || !begun.node.is_there() {
+                true => begun,
+                false => wait(&client, begun, |work| work.away.is_empty(), |work| {
+                    format!("{}: {} disks still to return", work.node.name, work.away.len())
+                })?,
+            }
+        }
+        NodeCommand::Clear { name } => client.clear_node(&name)?,
+        NodeCommand::Remove { name } => {
+            let removed = client.remove_node(&name)?;
+            return print(global.output, &removed, |removed| {
+                format!("node {} does not belong to the cluster any more", removed.node.name)
+            });
+        }
+    };
+    print(global.output, &work, text)
+}
+
+/// Nothing counts on the node. One that is down is not drained by itself: others take its disks over.
+fn is_drained(work: &NodeWork) -> bool {
+    work.node.state == NodeView::MAINTENANCE || (work.disks.is_empty() && work.copies.is_empty())
+}
+
+/// Shows the progress until `is_done`.
+fn wait(
+    client: &Client,
+    begun: NodeWork,
+    is_done: impl Fn(&NodeWork) -> bool,
+    line: impl Fn(&NodeWork) -> String,
+) -> Result<NodeWork, Failure> {
+    let (mut work, mut said) = (begun, None::<(Nanos, String)>);
+    let mut progress = (Nanos::now(), line(&work));
+    while !is_done(&work) {
+        let (now, text) = (Nanos::now(), line(&work));
+        if text != progress.1 {
+            progress = (now, text.clone());
+        }
+        if said.as_ref().is_none_or(|(at, known)| *known != text && now - *at >= LINE_EVERY) {
+            note(&text);
+            said = Some((now, text));
+        }
+        if now - progress.0 >= STUCK {
+            let reason = work.stays.first().map(|it| format!("disk {}: {}", it.disk, it.reason));
+            let reason = reason.unwrap_or_else(|| "`weir events` may say why".into());
+            let message = format!("no progress for {} s ({}); {reason}", STUCK.as_secs(), progress.1);
+            return Err(Failure::new(FailureKind::Refused, message)
+                .hint("it goes on by itself when it can; `weir node show` shows what is left"));
+        }
+        std::thread::sleep(LOOK_AGAIN);
+        work = match client.node(&work.node.name) {
+            // The asked node itself may have been busy; the next look tells.
+            Err(error) if error.kind == weir_node::api::ApiErrorKind::Unavailable => work,
+            other => other?,
+        };
+    }
+    Ok(work)
+}
+
+fn text(work: &NodeWork) -> String {
+    let NodeWork { node, disks, copies, away, stays } = work;
+    let stays: Vec<String> = stays.iter().map(|it| format!("{} ({})", it.disk, it.reason)).collect();
+    list(&[
+        ("node", node.name.clone()),
+        ("state", node.state.clone()),
+        ("down since", node.down_since.clone().unwrap_or_default()),
+        ("disks", disks.join(", ")),
+        ("copies of", copies.join(", ")),
+        ("to return", away.join(", ")),
+        ("would stay", stays.join("; ")),
+    ])
+}
