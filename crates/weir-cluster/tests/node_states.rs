@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use weir_cluster::node_state::{
-    Cluster, Effect, Event, NotRemovable, Reason, Rules, State, barred, hold, may_remove, plan, step,
+    Cluster, Effect, Event, Leaving, NotRemovable, Reason, Rules, State, barred, hold, leaving, may_remove, plan,
+    step,
 };
 use weir_cluster::placement::{Live, misplaced};
 use weir_cluster::records::{
-    DiskRecord, FormerOwner, Medium, MediumSpace, Mode, NodeRef, NodeStatesRecord, Policy, Record, Source,
+    DiskRecord, Drain, FormerOwner, Medium, MediumSpace, Mode, NodeRef, NodeStateRecord, NodeStatesRecord,
+    Policy, Record, Source,
 };
 use weir_cluster::right::GrantSet;
 
@@ -326,13 +328,18 @@ impl Case {
 
     /// The most replicas that any set of nodes gives the disk on `owner` without `n0`: by trying every set.
     fn most_replicas(&self, disk: &DiskRecord, owner: &str) -> usize {
+        self.most_replicas_where(disk, owner, &|node| self.takes_disks(node))
+    }
+
+    /// As [`Case::most_replicas`], on nodes that `takes` names.
+    fn most_replicas_where(&self, disk: &DiskRecord, owner: &str, takes: &dyn Fn(&str) -> bool) -> usize {
         let has_copy = |node: &str| disk.replicas.iter().any(|replica| replica.node == node);
         let usable: Vec<&String> = self
             .live
             .keys()
             .filter(|node| {
                 let room = has_copy(node) || self.live[*node].has_room(disk.medium);
-                *node != owner && self.takes_disks(node) && room
+                *node != owner && takes(node) && room
             })
             .collect();
         let sets = (0..1_u32 << usable.len()).map(|bits| {
@@ -396,6 +403,31 @@ proptest! {
                     let roomy = |node: &String| case.takes_disks(node) && case.live[node].space(Medium::Ram).unwrap().free > 15;
                     prop_assert!(!case.live.keys().any(roomy));
                 }
+            }
+        }
+    }
+
+    /// The owner of a disk replaces exactly the copies on barred nodes for which others have room, and drops those alone whose drain
+    /// permits that.
+    #[test]
+    fn an_owner_replaces_copies_only_where_others_have_room(case in case()) {
+        let rules = Rules::default();
+        let mut states = NodeStatesRecord::default();
+        for node in &case.barred {
+            let drain = Some(Drain { since_unix_ms: 1, fewer_copies: case.fewer_copies });
+            states.nodes.insert(node.clone(), NodeStateRecord { drain, ..NodeStateRecord::default() });
+        }
+        for disk in case.disks.values() {
+            let owner = &disk.owner.as_ref().unwrap().node;
+            let Leaving { replaced, dropped } = leaving(disk, owner, &states, &case.live, &rules, 1);
+            let on_barred: Vec<String> = disk.replicas.iter().map(|replica| replica.node.clone())
+                .filter(|node| case.barred.contains(node)).collect();
+            let free = |node: &str| case.live.contains_key(node) && !case.barred.contains(node);
+            let enough = case.most_replicas_where(disk, owner, &free) == disk.policy.replicas();
+            match (enough, case.fewer_copies) {
+                (true, _) => prop_assert_eq!((&replaced, dropped.len()), (&on_barred, 0)),
+                (false, true) => prop_assert_eq!((replaced.len(), &dropped), (0, &on_barred)),
+                (false, false) => prop_assert!(replaced.is_empty() && dropped.is_empty()),
             }
         }
     }

@@ -45,6 +45,12 @@ enum Attempt {
         lag: u64,
         dirty: u64,
     },
+    PassOn {
+        by: u64,
+        lag: u64,
+        dirty: u64,
+        to: u64,
+    },
     Forget {
         by: u64,
     },
@@ -70,6 +76,8 @@ fn attempt() -> impl Strategy<Value = Attempt> {
         1 => (prop::option::of(node()), prop_oneof![0_u64..9, 250_u64..300], any::<bool>())
             .prop_map(|(owner, blocks, odd)| Attempt::Resize { owner, blocks, odd }),
         2 => (node(), lag(), dirty()).prop_map(|(by, lag, dirty)| Attempt::Release { by, lag, dirty }),
+        2 => (node(), lag(), dirty(), node())
+            .prop_map(|(by, lag, dirty, to)| Attempt::PassOn { by, lag, dirty, to }),
         2 => node().prop_map(|by| Attempt::Forget { by }),
         2 => node().prop_map(Attempt::Restart),
     ]
@@ -127,6 +135,10 @@ impl Walk {
             ),
             Attempt::Release { by, lag, dirty } => {
                 release(record, &self.node(*by), epoch.saturating_sub(*lag), *dirty)
+            }
+            Attempt::PassOn { by, lag, dirty, to } => {
+                let (by, to) = (self.node(*by), self.node(*to));
+                pass_on(record, &by, epoch.saturating_sub(*lag), *dirty, &to)
             }
             Attempt::Forget { by } => {
                 let former = record.former.first().cloned();
@@ -190,14 +202,19 @@ impl Walk {
             }
             Attempt::Release { by, lag, dirty } => {
                 assert_eq!((owner_before, *lag, *dirty), (Some(&self.node(*by)), 0, 0));
-                assert_eq!(next.owner, None);
+                assert_eq!((&next.owner, &next.heir), (&None, &None));
+            }
+            Attempt::PassOn { by, lag, dirty, to } => {
+                assert_eq!((owner_before, *lag, *dirty), (Some(&self.node(*by)), 0, 0));
+                assert_eq!((&next.owner, &next.heir), (&None, &Some(self.node(*to))));
             }
         }
+        assert!(next.owner.is_none() || next.heir.is_none(), "an owner has no heir");
         assert_eq!(next.epoch, old.epoch + 1, "each change raises the epoch by exactly one");
         // An owner that lost the disk without releasing it stays recorded until it is removed (P4).
         if let Some(owner) = owner_before
             && next.owner.as_ref() != Some(owner)
-            && !matches!(attempt, Attempt::Release { .. })
+            && !matches!(attempt, Attempt::Release { .. } | Attempt::PassOn { .. })
         {
             let set = Some(old.grant_set()).filter(|set| !set.members().is_empty());
             assert!(next.former.contains(&FormerOwner { node: owner.clone(), epoch: old.epoch, set }));

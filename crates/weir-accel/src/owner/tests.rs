@@ -382,6 +382,31 @@ fn a_strict_policy_that_cannot_be_had_ends_in_write_through_and_comes_back() {
     assert_eq!(case.proposals(), [(set(&["c"]), true)]);
 }
 
+/// A node that is drained keeps its copy until another node has one, also under a strict policy.
+#[test]
+fn a_replica_that_is_to_leave_stays_until_another_has_its_place() {
+    for strict in [false, true] {
+        let mut case = Case::replicated(10);
+        let leaving =
+            Configuration { strict, leaving: set(&["b"]), ..configuration(3, &["b"], true, Some(1)) };
+        case.step(Event::Configured(leaving));
+        assert_eq!(case.effects, [want(None, &["b"], &["b"])]);
+        case.confirm("b", 10);
+        case.step(Event::PeerUnavailable);
+        assert!(!case.owner.drains() && !case.owner.is_settled(), "{}", case.owner.reason());
+        case.step(Event::Appended(11));
+        case.confirm("b", 11);
+        assert_eq!(case.owner.marks().acknowledged, 11);
+        case.at(NOW + RETRY, Event::Tick);
+        case.fill("c", 11);
+        assert_eq!(case.proposals(), [(set(&["c"]), true)]);
+        case.step(Event::Configured(Configuration { strict, ..configuration(4, &["c"], true, Some(1)) }));
+        case.confirm("c", 11);
+        assert!(case.effects.contains(&Effect::DropPeer("b".into())), "{:?}", case.effects);
+        assert!(case.owner.is_settled());
+    }
+}
+
 #[test]
 fn more_copies_under_a_strict_policy_are_had_or_none_is() {
     for strict in [false, true] {

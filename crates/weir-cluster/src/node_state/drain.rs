@@ -72,7 +72,8 @@ impl fmt::Display for Reason {
         match self {
             Reason::NoTarget => f.write_str("no other node that takes disks has room for it"),
             Reason::FewerCopies { at, replicas, wanted } => {
-                write!(f, "its policy requests {wanted} replicas, and on {at} it could have {replicas}")
+                let replica = if *wanted == 1 { "replica" } else { "replicas" };
+                write!(f, "its policy requests {wanted} {replica}, and on {at} it could have {replicas}")
             }
             Reason::LastCopy => f.write_str("no other node that is up has a copy of its log"),
         }

@@ -368,6 +368,31 @@ mod tests {
         assert_eq!(case.decide(Some(&record)), stopped);
     }
 
+    /// A process that still has the disk open from an earlier tenure releases it first: its log is out of date.
+    #[test]
+    fn a_disk_that_was_passed_on_is_claimed_where_it_is_closed() {
+        let record = DiskRecord { heir: Some(node("b")), ..disk(None, &[], Mode::WriteThrough) };
+        assert_eq!(Case::of("a", &["a", "b"]).decide(Some(&record)), Decision::Nothing);
+        assert_eq!(Case::of("b", &["a", "b"]).decide(Some(&record)), Decision::Claim);
+        let mut open = Case::of("b", &["a", "b"]);
+        open.local = Local::Open { epoch: 3 };
+        assert_eq!(open.decide(Some(&record)), Decision::Release { epoch: 5 });
+        // The heir is gone, or has started again: some node claims it, and one only.
+        let mut restarted = live(&[node("a"), NodeRef::new("b", 2), node("c")]);
+        for _ in 0..2 {
+            let claims = |me: NodeRef| {
+                let mut case = Case::of("a", &[]);
+                (case.live, case.me) = (restarted.clone(), me);
+                case.decide(Some(&record)) == Decision::Claim
+            };
+            let known: Vec<NodeRef> = restarted.values().map(|record| record.node_ref()).collect();
+            assert_eq!(known.into_iter().filter(|me| claims(me.clone())).count(), 1);
+            restarted.remove("b");
+        }
+        let free = DiskRecord { heir: None, ..record };
+        assert_eq!(Case::of("b", &["a", "b"]).decide(Some(&free)), Decision::Nothing, "closed stays closed");
+    }
+
     #[test]
     fn what_is_open_follows_the_record() {
         let mut case = Case::of("a", &["a", "b"]);

@@ -193,8 +193,11 @@ impl Cluster {
         let time = SetTime::by(&self.nodes[by.node].clock);
         let local = Nanos::now().0 / 1_000_000;
         drop(time);
+        // A quarantine that a clock far ahead has written does not count.
+        let farthest = local + 2 * self.rules.quarantine_duration.as_millis() as u64;
         let is_in_force = |node: &NodeStateRecord| {
-            node.drain.is_some() || node.quarantine.is_some_and(|quarantine| local < quarantine.until_unix_ms)
+            let until = node.quarantine.map_or(0, |quarantine| quarantine.until_unix_ms);
+            node.drain.is_some() || local < until && until <= farthest
         };
         let is_long_barred = |node: &String| {
             states.barred.get(node).is_some_and(|since| *since + FILLED < now)
