@@ -49,6 +49,8 @@ pub struct States {
     heard: BTreeMap<usize, Nanos>,
     /// The node that was isolated last.
     last: usize,
+    /// The node that is still drained at the end, if any, once that is decided.
+    stays_drained: Option<Option<String>>,
 }
 
 /// Length of a time span between two times of records, in milliseconds.
@@ -99,9 +101,14 @@ impl Cluster {
 
     /// When the faults are over, operators end what they and the faults have begun.
     pub fn calm_states(&mut self) {
-        let Some(states) = &self.states else { return };
+        // One drain may last: it must come to its end.
+        let lasts = self.rng.bool();
+        let Some(states) = &mut self.states else { return };
         let drained = states.record.nodes.iter().filter(|(_, node)| node.drain.is_some());
-        let mut events: Vec<Event> = drained.map(|(node, _)| Event::Resume { node: node.clone() }).collect();
+        let mut drained: Vec<String> = drained.map(|(node, _)| node.clone()).collect();
+        let stays = states.stays_drained.get_or_insert_with(|| drained.first().filter(|_| lasts).cloned());
+        drained.retain(|node| stays.as_ref() != Some(node));
+        let mut events: Vec<Event> = drained.into_iter().map(|node| Event::Resume { node }).collect();
         let quarantined = states.record.nodes.iter().filter(|(_, node)| node.quarantine.is_some());
         events.extend(quarantined.map(|(node, _)| Event::Clear { node: node.clone() }));
         events.into_iter().for_each(|event| self.order_state(event));
@@ -266,13 +273,20 @@ impl Cluster {
         let states = self.states.as_ref()?;
         let disk = &self.registry.disk;
         let owner = disk.owner.as_ref().map(|owner| &owner.node);
-        if disk.heir.is_some() || disk.home.as_ref().is_some_and(|home| Some(home) != owner) {
+        let is_drained = |node: &String| states.record.nodes.get(node).is_some_and(|state| state.drain.is_some());
+        if disk.heir.is_some() || disk.home.as_ref().is_some_and(|home| Some(home) != owner && !is_drained(home))
+        {
             return Some(format!("the disk is on its way from {owner:?}: {:?}, {:?}", disk.heir, disk.home));
         }
-        let open = |node: &NodeStateRecord| {
-            node.isolation.is_some() || node.drain.is_some() || node.quarantine.is_some()
+        let holders = disk.owner.iter().chain(&disk.replicas).map(|holder| &holder.node);
+        if let Some(node) = holders.chain(&disk.guards).find(|node| is_drained(node)) {
+            return Some(format!("{node} is drained, and the disk counts on it: {disk:?}"));
+        }
+        let open = |name: &String, node: &NodeStateRecord| {
+            let is_drained = node.drain.is_some() && states.stays_drained.as_ref().and_then(Option::as_ref) != Some(name);
+            node.isolation.is_some() || is_drained || node.quarantine.is_some()
         };
-        let (name, node) = states.record.nodes.iter().find(|(_, node)| open(node))?;
+        let (name, node) = states.record.nodes.iter().find(|(name, node)| open(name, node))?;
         Some(format!("the state of {name} is {node:?}"))
     }
 }

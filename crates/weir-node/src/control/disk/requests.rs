@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use weir_block::Stream;
+use weir_cluster::node_state::Leaving;
 use weir_cluster::ownership;
 use weir_cluster::placement::{Live, choose_replicas};
 use weir_cluster::records::{DiskRecord, Mode, NodeRef};
@@ -105,7 +106,11 @@ impl DiskTask {
     async fn want_peer(&mut self, node: Option<String>, connected: &[String], exclude: &[String]) {
         let live = self.node.records.nodes.now();
         let exclude: Vec<String> = exclude.iter().cloned().chain(self.node.barred()).collect();
-        match answer(self.record().as_ref(), &self.me, node, connected, &exclude, &live) {
+        // Those that are to leave fill no place that the policy has.
+        let Leaving { replaced, dropped } = &self.told_leaving;
+        let stays = |node: &&String| !replaced.contains(node) && !dropped.contains(node);
+        let staying: Vec<String> = connected.iter().filter(stays).cloned().collect();
+        match answer(self.record().as_ref(), &self.me, node, &staying, &exclude, &live) {
             Err((node, reason)) => {
                 self.send(Command::PeerUnavailable { disk: self.name.clone(), node, reason }).await;
             }
