@@ -36,6 +36,9 @@ const DEAFENING: [Fault; 6] = [
 /// Longest time from the choice of a node for a copy until the copy is complete and in the record.
 const FILLED: Duration = Duration::from_secs(3);
 
+/// Longest time for which a node's view may lag behind the registry, while faults are injected.
+const VIEWED: Duration = Duration::from_secs(4);
+
 /// The knowledge of the checks.
 #[derive(Default)]
 pub struct States {
@@ -206,8 +209,13 @@ impl Cluster {
             let until = node.quarantine.map_or(0, |quarantine| quarantine.until_unix_ms);
             node.drain.is_some() || local < until && until <= farthest
         };
+        let known_here = self.nodes[by.node].shared.lock().node.as_ref().map(|node| node.records.node_states());
+        let is_known = |node: &String| {
+            known_here.as_ref().is_some_and(|known| is_barred(known.nodes.get(node)))
+        };
         let is_long_barred = |node: &String| {
-            states.barred.get(node).is_some_and(|since| *since + FILLED < now)
+            let limit = if is_known(node) { FILLED } else { FILLED + VIEWED };
+            states.barred.get(node).is_some_and(|since| *since + limit < now)
                 && states.record.nodes.get(node).is_some_and(is_in_force)
         };
         let placed = names(&disk).into_iter().find(|node| {
