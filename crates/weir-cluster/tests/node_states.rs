@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use weir_cluster::node_state::{
-    Cluster, Effect, Event, Leaving, NotRemovable, Reason, Rules, State, barred, hold, leaving, may_remove, plan,
-    step,
+    Cluster, Effect, Event, Leaving, NotRemovable, Reason, Rules, State, barred, hold, leaving, may_remove,
+    plan, step,
 };
 use weir_cluster::placement::{Live, misplaced};
 use weir_cluster::records::{

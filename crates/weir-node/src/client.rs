@@ -23,8 +23,8 @@ use weir_profile::Profile;
 
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Deleted, DeletedVolume, DiskView,
-    Disks, DrainNode, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus, NodeWork, Owned,
-    RecordProfile, Resize, RunLoad, SetPolicy, VolumeView, Volumes,
+    Disks, DrainNode, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus,
+    NodeWork, Owned, RecordProfile, Resize, RunLoad, SetPolicy, VolumeView, Volumes,
 };
 use crate::cluster::views::{ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Withdraw, Withdrawn};
 

@@ -23,8 +23,8 @@ use weir_identity::{LARGEST_MESSAGE, OtherEnd};
 
 use crate::access::Caller;
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Disks, DrainNode, EventList, Export, Follow,
-    Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetPolicy, Volumes,
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Disks, DrainNode, EventList,
+    Export, Follow, Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetPolicy, Volumes,
 };
 use crate::client::INTENDED_FOR;
 use crate::cluster::views::{Invite, NewClient, Revoke, Withdraw};

@@ -26,8 +26,8 @@ use crate::control::node::{Here, Journal, Node};
 use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
 use crate::control::{
-    LogCapacity, Shards, Tasks, admission, capacity, change, flash, grants, node_states, provisioning, relocation,
-    supervisor, watchdog,
+    LogCapacity, Shards, Tasks, admission, capacity, change, flash, grants, node_states, provisioning,
+    relocation, supervisor, watchdog,
 };
 use crate::exports;
 use crate::identity::NodeIdentity;

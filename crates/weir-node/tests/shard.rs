@@ -97,6 +97,7 @@ impl Rig {
                 wanted_replicas: Some(0),
                 strict: false,
                 misplaced: Vec::new(),
+                leaving: Vec::new(),
             },
             arrival: Arrival::Clean,
             serves_until: Arc::new(AtomicU64::new(u64::MAX)),

@@ -119,7 +119,8 @@ fn returning(node: &Node) -> Vec<Step> {
     let steps = mine.filter_map(|disk| {
         let home = disk.home.as_ref().filter(|home| *home != me && !barred.contains(*home))?;
         let record = live.get(home)?;
-        let holds = disk.replicas.iter().any(|replica| replica.node == *home && has_copy(disk, replica, &live));
+        let holds =
+            disk.replicas.iter().any(|replica| replica.node == *home && has_copy(disk, replica, &live));
         let fits = holds || record.has_room(disk.medium);
         fits.then(|| Step { disk: disk.name.clone(), to: record.node_ref(), why: Why::Returned })
     });

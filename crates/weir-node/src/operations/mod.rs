@@ -24,8 +24,8 @@ use weir_cluster::records::{
 };
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, DiskView, EventView, Export, Follow, Move, Moved, Resize,
-    SetPolicy, ShardView,
+    ApiError, ApiErrorKind, CreateDisk, DiskView, EventView, Export, Follow, Move, Moved, Resize, SetPolicy,
+    ShardView,
 };
 use crate::backings::Backings;
 use crate::client::{self, At, Other};

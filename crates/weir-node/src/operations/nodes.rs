@@ -58,7 +58,8 @@ impl Operations {
                 0 => String::new(),
                 others => format!(" (and {others} more)"),
             };
-            let message = format!("node {name} is not drained: disk {}: {}{others}", first.disk, first.reason);
+            let message =
+                format!("node {name} is not drained: disk {}: {}{others}", first.disk, first.reason);
             return Err(ApiError::new(ApiErrorKind::Refused, message).hint(
                 "`--dry-run` lists all; `--fewer-copies` permits fewer copies for the time of the drain, but never none",
             ));

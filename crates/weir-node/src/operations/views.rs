@@ -84,7 +84,8 @@ impl Operations {
     pub(super) fn nodes(&self) -> Vec<NodeView> {
         let (live, revoked) = (self.node.records.nodes.now(), self.node.revoked());
         let (states, disks) = (self.node.records.node_states(), self.node.records.disks.now());
-        let (cluster, now) = (Cluster { states: &states, live: &live, disks: &disks }, weir_task::unix_millis());
+        let (cluster, now) =
+            (Cluster { states: &states, live: &live, disks: &disks }, weir_task::unix_millis());
         let state = |name: &str| match revoked.contains(name) && live.contains_key(name) {
             true => NodeView::REVOKED.to_owned(),
             false => cluster.state(&self.node.rules, now, name).to_string(),

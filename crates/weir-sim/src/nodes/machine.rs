@@ -254,7 +254,9 @@ async fn carry_out(node: &Arc<Node>, tasks: &Tasks, order: Order) -> String {
         Order::Move(to) => {
             let to: Option<NodeRef> = node.records.nodes.now().get(&name(to)).map(|to| to.node_ref());
             match to.filter(|to| *to != node.session.node_ref()) {
-                Some(to) => tasks.ask(DISK, node, |done| Request::Move { to, why: Why::Requested, done }).await,
+                Some(to) => {
+                    tasks.ask(DISK, node, |done| Request::Move { to, why: Why::Requested, done }).await
+                }
                 None => return "there is no such node".into(),
             }
         }

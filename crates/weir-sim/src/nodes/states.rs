@@ -209,10 +209,10 @@ impl Cluster {
             let until = node.quarantine.map_or(0, |quarantine| quarantine.until_unix_ms);
             node.drain.is_some() || local < until && until <= farthest
         };
-        let known_here = self.nodes[by.node].shared.lock().node.as_ref().map(|node| node.records.node_states());
-        let is_known = |node: &String| {
-            known_here.as_ref().is_some_and(|known| is_barred(known.nodes.get(node)))
-        };
+        let known_here =
+            self.nodes[by.node].shared.lock().node.as_ref().map(|node| node.records.node_states());
+        let is_known =
+            |node: &String| known_here.as_ref().is_some_and(|known| is_barred(known.nodes.get(node)));
         let is_long_barred = |node: &String| {
             let limit = if is_known(node) { FILLED } else { FILLED + VIEWED };
             states.barred.get(node).is_some_and(|since| *since + limit < now)
@@ -281,8 +281,10 @@ impl Cluster {
         let states = self.states.as_ref()?;
         let disk = &self.registry.disk;
         let owner = disk.owner.as_ref().map(|owner| &owner.node);
-        let is_drained = |node: &String| states.record.nodes.get(node).is_some_and(|state| state.drain.is_some());
-        if disk.heir.is_some() || disk.home.as_ref().is_some_and(|home| Some(home) != owner && !is_drained(home))
+        let is_drained =
+            |node: &String| states.record.nodes.get(node).is_some_and(|state| state.drain.is_some());
+        if disk.heir.is_some()
+            || disk.home.as_ref().is_some_and(|home| Some(home) != owner && !is_drained(home))
         {
             return Some(format!("the disk is on its way from {owner:?}: {:?}, {:?}", disk.heir, disk.home));
         }
@@ -291,7 +293,8 @@ impl Cluster {
             return Some(format!("{node} is drained, and the disk counts on it: {disk:?}"));
         }
         let open = |name: &String, node: &NodeStateRecord| {
-            let is_drained = node.drain.is_some() && states.stays_drained.as_ref().and_then(Option::as_ref) != Some(name);
+            let is_drained =
+                node.drain.is_some() && states.stays_drained.as_ref().and_then(Option::as_ref) != Some(name);
             node.isolation.is_some() || is_drained || node.quarantine.is_some()
         };
         let (name, node) = states.record.nodes.iter().find(|(name, node)| open(name, node))?;

@@ -34,7 +34,12 @@ pub fn run(global: &Global, command: NodeCommand) -> Result<(), Failure> {
             match no_wait {
                 true => begun,
                 false => wait(&client, begun, is_drained, |work| {
-                    format!("{}: {} disks and {} copies left", work.node.name, work.disks.len(), work.copies.len())
+                    format!(
+                        "{}: {} disks and {} copies left",
+                        work.node.name,
+                        work.disks.len(),
+                        work.copies.len()
+                    )
                 })?,
             }
         }
@@ -43,9 +48,12 @@ pub fn run(global: &Global, command: NodeCommand) -> Result<(), Failure> {
             // Disks return to a node that is there.
             match no_wait || !begun.node.is_there() {
                 true => begun,
-                false => wait(&client, begun, |work| work.away.is_empty(), |work| {
-                    format!("{}: {} disks still to return", work.node.name, work.away.len())
-                })?,
+                false => wait(
+                    &client,
+                    begun,
+                    |work| work.away.is_empty(),
+                    |work| format!("{}: {} disks still to return", work.node.name, work.away.len()),
+                )?,
             }
         }
         NodeCommand::Clear { name } => client.clear_node(&name)?,
