@@ -8,8 +8,8 @@ use crate::completion;
 
 pub const EXAMPLES: &str = "Examples:
   weir node --config /etc/weir/weir.toml   run a node
-  weir node drain n2                       move everything away from n2, and wait
-  weir node resume n2                      n2 takes disks again; its disks return";
+  weir node drain n2    move everything away from n2, and wait
+  weir node resume n2   n2 takes disks again; its disks return";
 
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
