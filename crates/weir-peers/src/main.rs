@@ -4,6 +4,7 @@
 //! compares it with the cost of bare sockets.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod bound;
 mod channels;
 mod comparison;
 mod driver;
@@ -178,7 +179,7 @@ fn write(out: &Path, json: &serde_json::Value) -> Outcome<()> {
 
 fn print(machine: &Machine, results: &Results, out: &Path) {
     println!("{machine}\n\n{}\n", table::LEGEND);
-    print!("{}", table::of_cells(&results.cells, &results.comparisons));
+    print!("{}", table::of_cells(&results.cells, &results.comparisons, &results.bounds));
     print!("{}", table::of_profiles(&results.profiles));
     println!(
         "{} rows and {} ratios in {}",

@@ -3,6 +3,8 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::bound::Bound;
+use crate::comparison::Comparison;
 use crate::machine::Machine;
 use crate::row::{Metric, Row};
 use crate::suite::{Results, Settings};
@@ -21,6 +23,7 @@ pub fn json(machine: &Machine, settings: &Settings, results: &Results) -> Value 
         "runtime_seconds": settings.runtime.as_secs_f64(),
         "rows": rows.collect::<Vec<_>>(),
         "results": results.comparisons,
+        "bounds": results.bounds,
         "profiles": results.profiles,
         "missed_targets": missed(results),
         "failures": results.failures,
@@ -29,14 +32,16 @@ pub fn json(machine: &Machine, settings: &Settings, results: &Results) -> Value 
 
 /// Missed targets, one sentence each.
 pub fn missed(results: &Results) -> Vec<String> {
-    results.comparisons.iter().filter_map(crate::comparison::Comparison::miss).collect()
+    let ratios = results.comparisons.iter().filter_map(Comparison::miss);
+    ratios.chain(results.bounds.iter().filter_map(Bound::miss)).collect()
 }
 
 /// The last line of the output.
 pub fn last_line(results: &Results) -> String {
-    let targets = results.comparisons.iter().filter(|one| one.target_ratio.is_some()).count();
+    let ratios = results.comparisons.iter().filter(|one| one.target_ratio.is_some()).count();
+    let targets = ratios + results.bounds.len();
     match (missed(results), targets) {
-        (_, 0) => "targets: none were looked at".into(),
+        (_, 0) => "targets: none were measured".into(),
         (missed, all) if missed.is_empty() => format!("targets: all {all} met"),
         (missed, all) => format!("targets: {} of {all} missed: {}", missed.len(), missed.join("; ")),
     }
@@ -95,7 +100,6 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::comparison::Comparison;
     use crate::row::{Cell, row_of};
 
     fn results(target: f64) -> Results {
@@ -133,6 +137,10 @@ mod tests {
         assert_eq!(last_line(&results(0.4)), "targets: all 1 met");
         let line = last_line(&results(0.5));
         assert_eq!(line, "targets: 1 of 1 missed: nbd iops beside bare echo: 0.40 of 0.50");
-        assert_eq!(last_line(&Results::default()), "targets: none were looked at");
+        let (name, cell) = ("added".to_owned(), "tls".to_owned());
+        let bounds = vec![Bound { name, value_us: 1.5, limit_us: 1.2, target_met: false, cell }];
+        let line = last_line(&Results { bounds, ..results(0.4) });
+        assert_eq!(line, "targets: 1 of 2 missed: tls, added: 1.50 us of 1.20");
+        assert_eq!(last_line(&Results::default()), "targets: none were measured");
     }
 }

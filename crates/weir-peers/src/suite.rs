@@ -17,6 +17,7 @@ use std::time::Duration;
 use weir_block::size::Size;
 use weir_load::workload::Access;
 
+use crate::bound::Bound;
 use crate::comparison::Comparison;
 use crate::driver::{Driver, Figures, Load};
 use crate::error::{Failure, Outcome};
@@ -61,6 +62,8 @@ pub struct Results {
     pub cells: Vec<Cell>,
     /// Comparisons of Weir with its peers.
     pub comparisons: Vec<Comparison>,
+    /// Figures with a limit of their own.
+    pub bounds: Vec<Bound>,
     /// Profiles of processor time.
     pub profiles: Vec<Profile>,
     /// Sections that did not complete, and rows without a figure.
@@ -164,9 +167,20 @@ impl<'a> Suite<'a> {
             (Some(one), Some(target)) => self.results.comparisons.push(one.aiming_at(target)),
             (Some(one), None) => self.results.comparisons.push(one),
             (None, Some(_)) if !self.settings.short => {
-                self.results.failures.push(format!("{name}: its target cannot be looked at"));
+                self.results.failures.push(format!("{name}: its target cannot be checked"));
             }
             (None, _) => {}
+        }
+    }
+
+    /// Records a figure with its limit; one that is missing is a failure, as in [`Suite::compare`].
+    fn bound(&mut self, name: &str, bound: Option<Bound>) {
+        match bound {
+            Some(bound) => self.results.bounds.push(bound),
+            None if !self.settings.short => {
+                self.results.failures.push(format!("{name}: its limit cannot be checked"));
+            }
+            None => {}
         }
     }
 

@@ -2,6 +2,7 @@
 
 use comfy_table::{CellAlignment, ColumnConstraint, Table, Width, presets};
 
+use crate::bound::Bound;
 use crate::comparison::Comparison;
 use crate::profile::{Group, Profile};
 use crate::row::{Cell, Metric, Row, STEADY};
@@ -14,8 +15,8 @@ srv, drv: processors in use by the server and by the driver. steal: processor ti
 hypervisor gave to others. n: rounds; those behind `+` were added because the others differed.
 target: the ratio that is aimed at, `!` where it is missed.";
 
-/// Every cell with its rows, its neighbours' figures and its comparisons.
-pub fn of_cells(cells: &[Cell], comparisons: &[Comparison]) -> String {
+/// Every cell with its rows, its neighbours' figures, its comparisons and its bounds.
+pub fn of_cells(cells: &[Cell], comparisons: &[Comparison], bounds: &[Bound]) -> String {
     let mut text = String::new();
     for cell in cells {
         let has_neighbour = cell.rows.iter().any(|row| row.main_metric() == Metric::Neighbour);
@@ -24,6 +25,12 @@ pub fn of_cells(cells: &[Cell], comparisons: &[Comparison]) -> String {
         let of_cell: Vec<&Comparison> = comparisons.iter().filter(|one| one.cell == cell.name).collect();
         if !of_cell.is_empty() {
             text += &format!("{}\n", trimmed(&ratios(&of_cell)));
+        }
+        for Bound { name, value_us, limit_us, target_met, .. } in
+            bounds.iter().filter(|one| one.cell == cell.name)
+        {
+            let missed = if *target_met { "" } else { "!" };
+            text += &format!(" {name}: {value_us:.2} us, at most {limit_us:.2}{missed}\n");
         }
         text.push('\n');
     }
@@ -201,7 +208,7 @@ mod tests {
         let ours = cell.best("weir", Metric::Iops).unwrap();
         let theirs = cell.best("qemu quorum + nbdkit tcp", Metric::Iops).unwrap();
         let compared = Comparison::of(&cell.name, Metric::Iops, ours, theirs).unwrap().aiming_at(30.0);
-        let text = of_cells(std::slice::from_ref(&cell), &[compared]);
+        let text = of_cells(std::slice::from_ref(&cell), &[compared], &[]);
         let line = |what: &str| {
             let words: Vec<String> =
                 text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
@@ -234,9 +241,17 @@ mod tests {
             source: "perf, 4000 samples of cpu-clock".into(),
             groups: vec![Group { name: "write log and replication (weir-accel)".into(), fraction: 0.5 }],
         };
-        let text = of_cells(&cells, &[compared.unwrap()]) + LEGEND + "\n" + &of_profiles(&[profile]);
+        let bound = Bound {
+            name: "processor time that TLS adds to a frame received".into(),
+            value_us: 123.456,
+            limit_us: 10.0,
+            target_met: false,
+            cell: cells[0].name.clone(),
+        };
+        let text =
+            of_cells(&cells, &[compared.unwrap()], &[bound]) + LEGEND + "\n" + &of_profiles(&[profile]);
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
-        assert!(text.contains("1.50G"), "{text}");
+        assert!(text.contains("1.50G") && text.contains("received: 123.46 us, at most 10.00!"), "{text}");
     }
 
     #[test]

@@ -4,6 +4,7 @@ use weir_block::size::Size;
 use weir_load::workload::Access;
 
 use super::{Measured, OWN, Subject, Suite, served};
+use crate::bound::Bound;
 use crate::channels::{Kind, Pair};
 use crate::comparison::Comparison;
 use crate::driver::{Driver, Load};
@@ -18,6 +19,9 @@ const TLS: &str = "channel, TLS";
 const BARE: &str = "bare rustls";
 /// Target for frames per processor second, as a fraction of the bare loop's.
 const BARE_TARGET: f64 = 0.8;
+/// Limits of the processor time that TLS adds to a frame of 4 KiB on each side: in batches, and alone.
+const BATCHED_LIMIT_US: f64 = 1.2;
+const ALONE_LIMIT_US: f64 = 10.0;
 /// The clusters.
 const WITHOUT: &str = "weir, plaintext";
 const WITH: &str = "weir, TLS";
@@ -58,6 +62,12 @@ impl Suite<'_> {
                 for metric in [Metric::PerDriverCpu, Metric::PerServerCpu] {
                     self.within(&cell, metric, (TLS, theirs), target);
                 }
+            }
+            let limit_us = if depth > 1 { BATCHED_LIMIT_US } else { ALONE_LIMIT_US };
+            for (metric, side) in [(Metric::PerDriverCpu, "sent"), (Metric::PerServerCpu, "received")] {
+                let name = format!("processor time that TLS adds to a frame {side}");
+                let added = Bound::added(&cell, &name, metric, (TLS, PLAIN), limit_us);
+                self.bound(&format!("{}, {name}", cell.name), added);
             }
             self.finish(cell, Metric::Iops);
         }
