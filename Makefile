@@ -12,7 +12,7 @@ ONLY ?=
 # Where cargo puts programs.
 TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 
-.PHONY: help setup build release demo cluster-demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak etcd-faults \
+.PHONY: help setup build release demo cluster-demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak etcd-faults drain \
   histories heal join fill-picture neighbours \
   power-soak fuzz fuzz-check deny clean clean-room
 
@@ -32,7 +32,7 @@ demo: setup release ## three nodes, a killed owner, nothing lost: about three mi
 	$(TARGET)/release/weir demo
 
 cluster-demo: setup release ## three hosts, an etcd of three members with TLS, one fault after the other: about three minutes (as root)
-	$(CARGO) build --release -p weir-lab --bin weir-lab-guest
+	$(CARGO) build --release -p weir-lab --bin weir-lab-guest --bin weir-lab-greeting
 	scripts/cluster-demo
 
 test: setup fmt clippy doc fuzz-check unit ## all checks that a change must pass
@@ -81,6 +81,10 @@ etcd-faults: ROUNDS ?= 200
 etcd-faults: setup release ## ROUNDS=200 rounds of faults of an etcd under verified load, SEED=n; then etcd beside the embedded registry (as root)
 	WEIR_LOG=info,weir_cluster::view=debug WEIR_PROGRAM=$(TARGET)/release/weir \
 	  $(CARGO) run --release -p weir-lab --example etcd_faults -- --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
+drain: DISKS ?= 200
+drain: setup release ## a node with DISKS=200 disks under load is drained and resumed: times, and the longest stall of each guest
+	WEIR_PROGRAM=$(TARGET)/release/weir $(CARGO) run --release -p weir-lab --example drain -- --disks $(DISKS)
 
 histories: setup ## HISTORIES=20 of OPERATIONS=100000 requests, with random faults, checked to be linearizable (as root)
 	WEIR_HISTORIES=$(HISTORIES) WEIR_OPERATIONS=$(OPERATIONS) $(CARGO) test --release -p weir-lab --test histories -- --nocapture
