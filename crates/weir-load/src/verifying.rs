@@ -245,7 +245,9 @@ impl VerifyingLoad {
                     next_start = next_start + interval;
                 }
             }
-            let paced = interval.is_some() && !ending;
+            // A request that is due and has no free slot waits for an answer, not for its time: a load that polled would take the
+            // processor from the server.
+            let paced = interval.is_some() && !ending && next_start > now;
             self.pump(if paced { next_start.min(start + duration) } else { Nanos::NEVER })?;
         }
     }

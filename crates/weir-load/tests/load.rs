@@ -178,6 +178,20 @@ fn an_export_that_stays_away_ends_the_load() {
 }
 
 #[test]
+fn a_load_that_waits_for_answers_leaves_the_processor_to_others() {
+    let dir = TestDir::new();
+    let server = dir.nbdkit("slow", &["--filter=delay", "memory", "16M", "rdelay=200ms", "wdelay=200ms"]);
+    let at = Arc::new(Mutex::new(Some(server.uri.clone())));
+    let settings = Settings { rate: Some(1000), depth: 1, ..Settings::default() };
+    let mut load = VerifyingLoad::new(history(5), settings, located(&at));
+    let before = weir_load::cpu::of_this_thread();
+    load.run(Duration::from_secs(2)).unwrap();
+    let used = weir_load::cpu::of_this_thread() - before;
+    assert!(load.progress().acknowledged() + load.progress().reads() >= 2, "it has waited for answers");
+    assert!(used < Duration::from_millis(300), "{used:?} of 2 s");
+}
+
+#[test]
 fn flushes_reach_the_server_as_often_as_counted() {
     let dir = TestDir::new();
     let log = dir.path("log");
