@@ -123,6 +123,10 @@ fn run(arguments: &Arguments) -> Report {
         disks.iter().filter(|disk| is_ready(disk)).count() > arguments.disks
     });
     let guests: Vec<Guest> = names.iter().map(|name| guest(&bench, name, arguments.rate, seed)).collect();
+    // The first answers take the time of two hundred handshakes.
+    wait(&bench, "every guest has had an answer", |_, _| {
+        guests.iter().all(|guest| guest.progress.acknowledged() > 0)
+    });
     let mut phases = Vec::new();
     let mut measure = |name, action: &mut dyn FnMut()| {
         for guest in &guests {
