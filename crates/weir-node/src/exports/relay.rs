@@ -7,17 +7,21 @@
 //!
 //! One request at a time: there are few of them, and no running guest waits for one.
 
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod clients;
 mod protected;
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::AddressFamily;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 use weir_block::Nanos;
 use weir_cluster::records::{DiskRecord, NodeRef};
 use weir_export::nbd::AcceptedClient;
@@ -25,7 +29,7 @@ use weir_nbd::protocol::{
     ChunkHeader, EXTENDED_REPLY_MAGIC, ExtendedReply, LARGEST_PAYLOAD, SIMPLE_REPLY_MAGIC,
     STRUCTURED_REPLY_MAGIC, SimpleReply, command, reply_flag,
 };
-use weir_nbd::server::{RequestHead, Session, WrongMagic};
+use weir_nbd::server::{RequestHead, STATUS_BYTES, Session, WrongMagic};
 use zerocopy::FromBytes;
 
 use crate::api::Move;
@@ -38,14 +42,23 @@ use protected::Protected;
 /// Clients that wait for their disk on one node; further ones are turned away (P10).
 const MOST_RELAYS: usize = 256;
 
-/// Replies that are held in memory at once, on one node. Each has at most the largest payload of the protocol (P10).
-const MOST_REPLIES: usize = 4;
+/// Large replies that are held in memory at once, on one node. Each has at most the largest payload of the protocol (P10).
+const LARGE_REPLIES: usize = 4;
+
+/// A reply up to this size is not large: there is room for one of each client. Guests' firmware and QEMU read no more at a time.
+const SMALL_REPLY: usize = 256 << 10;
+
+/// Longest time in which a client takes a reply. Whoever reads nothing would otherwise keep its place from all others.
+const TAKES_REPLY: Duration = Duration::from_secs(10);
 
 /// Pause before the next request to the owner, after it did not answer or the disk could not be moved.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// Longest reply, in bytes: the largest payload, in as many chunks as there may be blocks of 4 KiB.
-const LONGEST_REPLY: usize = LARGEST_PAYLOAD as usize + (LARGEST_PAYLOAD as usize / 4096 + 2) * 64;
+/// Pause between two looks at whether the client has gone.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Room in a reply for what is no data: errors with their texts.
+const NO_DATA: usize = 16 << 10;
 
 /// Longest time without an owner before a disk counts as closed.
 const ON_ITS_WAY: Duration = Duration::from_secs(10);
@@ -57,12 +70,15 @@ const AHEAD: usize = 4096;
 #[derive(Debug)]
 pub struct Relays {
     clients: Arc<Semaphore>,
-    replies: Semaphore,
+    large_replies: Semaphore,
 }
 
 impl Default for Relays {
     fn default() -> Relays {
-        Relays { clients: Arc::new(Semaphore::new(MOST_RELAYS)), replies: Semaphore::new(MOST_REPLIES) }
+        Relays {
+            clients: Arc::new(Semaphore::new(MOST_RELAYS)),
+            large_replies: Semaphore::new(LARGE_REPLIES),
+        }
     }
 }
 
@@ -100,6 +116,8 @@ struct Relay {
     operations: Operations,
     me: NodeRef,
     stream: Stream,
+    /// The socket of `stream`.
+    socket: Arc<OwnedFd>,
     /// Received bytes that are not processed yet.
     received: Vec<u8>,
     session: Session,
@@ -130,7 +148,8 @@ impl Relay {
     fn new(node: Arc<Node>, operations: Operations, client: AcceptedClient) -> io::Result<Relay> {
         let AcceptedClient { stream, leftover, session, .. } = client;
         let (me, stream) = (node.session.node_ref(), Stream::new(stream)?);
-        Ok(Relay { node, operations, me, stream, received: leftover, session, owner: None })
+        let socket = Arc::new(stream.socket().try_clone_to_owned()?);
+        Ok(Relay { node, operations, me, stream, socket, received: leftover, session, owner: None })
     }
 
     async fn run(mut self, relays: &Relays) -> io::Result<()> {
@@ -157,12 +176,13 @@ impl Relay {
                 _ => true,
             };
             if changes || self.is_here() {
-                return Ok(self.move_here().await);
+                // A disk does not move for a client that has gone.
+                return Ok(or_left(&self.socket.clone(), self.move_here()).await.unwrap_or(Next::End));
             }
-            let _place = relays.replies.acquire().await.map_err(io::Error::other)?;
             // Processed once it is answered: should the disk come here before, the shard answers it.
-            match self.ask_owner(&header).await {
-                Ok(reply) => {
+            let asked = or_left(&self.socket.clone(), self.ask_owner(&header, relays)).await;
+            match asked.unwrap_or(Err(Next::End)) {
+                Ok((reply, _place)) => {
                     self.received.drain(..self.header_size());
                     self.send(&reply).await?;
                 }
@@ -246,8 +266,12 @@ impl Relay {
         }
     }
 
-    /// The owner's whole reply, also if the owner changes meanwhile.
-    async fn ask_owner(&mut self, header: &RequestHead) -> Result<Vec<u8>, Next> {
+    /// The owner's whole reply, also if the owner changes meanwhile, and its place if it is large.
+    async fn ask_owner<'a>(
+        &mut self,
+        header: &RequestHead,
+        relays: &'a Relays,
+    ) -> Result<(Vec<u8>, Option<SemaphorePermit<'a>>), Next> {
         loop {
             let owner = match self.settled().await {
                 Whereabouts::Here => return Err(Next::Here),
@@ -256,7 +280,7 @@ impl Relay {
             };
             let mut changes = self.node.records.changes();
             let answered = tokio::select! {
-                answered = self.exchange(&owner, header) => answered,
+                answered = self.exchange(&owner, header, relays) => answered,
                 // The disk may have another owner by now, and the former one may never answer.
                 () = changes.next() => Err(io::Error::other("the cluster has changed")),
             };
@@ -271,16 +295,28 @@ impl Relay {
         }
     }
 
-    async fn exchange(&mut self, owner: &NodeRef, header: &RequestHead) -> io::Result<Vec<u8>> {
+    async fn exchange<'a>(
+        &mut self,
+        owner: &NodeRef,
+        header: &RequestHead,
+        relays: &'a Relays,
+    ) -> io::Result<(Vec<u8>, Option<SemaphorePermit<'a>>)> {
         let mut stream = match self.owner.take() {
             Some((known, stream)) if known == *owner => stream,
             _ => self.connect(owner).await?,
         };
         stream.write_all(&self.received[..self.header_size()]).await?;
         stream.flush().await?;
-        let reply = read_reply(&mut stream, header).await?;
+        // Taken when there is a reply: an owner that does not answer keeps no place from the clients of others.
+        let mut start = [0; size_of::<SimpleReply>()];
+        stream.read_exact(&mut start).await?;
+        let place = match longest_reply(header) > SMALL_REPLY {
+            true => Some(relays.large_replies.acquire().await.map_err(io::Error::other)?),
+            false => None,
+        };
+        let reply = read_reply(&mut (&start[..]).chain(&mut stream), header).await?;
         self.owner = Some((owner.clone(), stream));
-        Ok(reply)
+        Ok((reply, place))
     }
 
     async fn connect(&mut self, owner: &NodeRef) -> io::Result<Box<dyn Duplex>> {
@@ -309,7 +345,28 @@ impl Relay {
     }
 
     async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.stream.io().write_all(bytes).await
+        tokio::time::timeout(TAKES_REPLY, self.stream.io().write_all(bytes)).await?
+    }
+}
+
+/// Does `work` unless the client at the other end of `socket` has gone, or goes meanwhile: `None`.
+async fn or_left<T>(socket: &OwnedFd, work: impl Future<Output = T>) -> Option<T> {
+    tokio::select! {
+        biased;
+        () = left(socket) => None,
+        done = work => Some(done),
+    }
+}
+
+/// Ends when the client has gone. Asks the kernel instead of reading: the end may be behind requests that nobody takes yet.
+async fn left(socket: &OwnedFd) {
+    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    loop {
+        let mut poll = [PollFd::new(socket, gone)];
+        if rustix::event::poll(&mut poll, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
+            return;
+        }
+        tokio::time::sleep(LOOK).await;
     }
 }
 
@@ -346,6 +403,14 @@ impl Stream {
         }
     }
 
+    fn socket(&self) -> BorrowedFd<'_> {
+        match self {
+            Stream::Unix(stream) => stream.as_fd(),
+            Stream::Tcp(stream) => stream.as_fd(),
+            Stream::Protected(stream) => stream.socket(),
+        }
+    }
+
     fn into_stream(self) -> io::Result<weir_block::Stream> {
         Ok(match self {
             Stream::Unix(stream) => OwnedFd::from(stream.into_std()?).into(),
@@ -355,12 +420,24 @@ impl Stream {
     }
 }
 
+/// Most bytes of a reply: the data, in as many chunks as there may be blocks of 4 KiB.
+fn longest_reply(request: &RequestHead) -> usize {
+    let data = match request.command {
+        command::READ => request.length.min(LARGEST_PAYLOAD.into()) as usize,
+        command::BLOCK_STATUS => STATUS_BYTES,
+        _ => 0,
+    };
+    data + (data / 4096 + 2) * 64 + NO_DATA
+}
+
 /// One whole reply, as it is on the wire: a simple one, or chunks up to the one that is marked as the last.
 async fn read_reply(stream: &mut (impl AsyncRead + Unpin), request: &RequestHead) -> io::Result<Vec<u8>> {
+    let most = longest_reply(request);
     let mut reply = Vec::new();
     loop {
         let start = reply.len();
-        extend(stream, &mut reply, size_of::<SimpleReply>()).await?;
+        let mut extend = async |reply: &mut Vec<u8>, length: usize| extend(stream, reply, length, most).await;
+        extend(&mut reply, size_of::<SimpleReply>()).await?;
         let (simple, _) =
             SimpleReply::read_from_prefix(&reply[start..]).map_err(|_| wrong("half a reply"))?;
         match simple.magic.get() {
@@ -370,30 +447,30 @@ async fn read_reply(stream: &mut (impl AsyncRead + Unpin), request: &RequestHead
                 }
                 let has_data = simple.error.get() == 0 && request.command == command::READ;
                 let length = if has_data { request.length as usize } else { 0 };
-                extend(stream, &mut reply, length).await?;
+                extend(&mut reply, length).await?;
                 return Ok(reply);
             }
             STRUCTURED_REPLY_MAGIC => {
-                extend(stream, &mut reply, size_of::<ChunkHeader>() - size_of::<SimpleReply>()).await?;
+                extend(&mut reply, size_of::<ChunkHeader>() - size_of::<SimpleReply>()).await?;
                 let (chunk, _) =
                     ChunkHeader::read_from_prefix(&reply[start..]).map_err(|_| wrong("half a chunk"))?;
                 if chunk.cookie.get() != request.cookie {
                     return Err(wrong("a reply to another request"));
                 }
-                extend(stream, &mut reply, chunk.length.get() as usize).await?;
+                extend(&mut reply, chunk.length.get() as usize).await?;
                 if chunk.flags.get() & reply_flag::DONE != 0 {
                     return Ok(reply);
                 }
             }
             EXTENDED_REPLY_MAGIC => {
-                extend(stream, &mut reply, size_of::<ExtendedReply>() - size_of::<SimpleReply>()).await?;
+                extend(&mut reply, size_of::<ExtendedReply>() - size_of::<SimpleReply>()).await?;
                 let (chunk, _) =
                     ExtendedReply::read_from_prefix(&reply[start..]).map_err(|_| wrong("half a chunk"))?;
                 if chunk.cookie.get() != request.cookie {
                     return Err(wrong("a reply to another request"));
                 }
                 let length = usize::try_from(chunk.length.get()).unwrap_or(usize::MAX);
-                extend(stream, &mut reply, length).await?;
+                extend(&mut reply, length).await?;
                 if chunk.flags.get() & reply_flag::DONE != 0 {
                     return Ok(reply);
                 }
@@ -403,9 +480,14 @@ async fn read_reply(stream: &mut (impl AsyncRead + Unpin), request: &RequestHead
     }
 }
 
-async fn extend(stream: &mut (impl AsyncRead + Unpin), reply: &mut Vec<u8>, length: usize) -> io::Result<()> {
+async fn extend(
+    stream: &mut (impl AsyncRead + Unpin),
+    reply: &mut Vec<u8>,
+    length: usize,
+    most: usize,
+) -> io::Result<()> {
     let start = reply.len();
-    if start.saturating_add(length) > LONGEST_REPLY {
+    if start.saturating_add(length) > most {
         return Err(wrong("a reply that is longer than any"));
     }
     reply.resize(start + length, 0);

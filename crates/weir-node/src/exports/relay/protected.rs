@@ -2,7 +2,7 @@
 //! on with the same keys.
 
 use std::io::{self, IoSlice, IoSliceMut};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
@@ -20,6 +20,11 @@ impl Protected {
     /// Takes a non-blocking TCP socket.
     pub fn new(socket: OwnedFd, keys: Box<dyn Protection>) -> io::Result<Protected> {
         Ok(Protected { socket: TcpStream::from_std(socket.into())?, keys })
+    }
+
+    /// The socket, for looks at it.
+    pub fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
     }
 
     /// The connection for a shard.
