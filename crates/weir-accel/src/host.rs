@@ -147,7 +147,7 @@ impl ReplicaHost {
                 return true;
             }
             tracing::info!(node = session.node, epoch, owner, "the connection of a former owner ends");
-            session.channel.close(reactor);
+            session.turn_away(reactor, epoch);
             false
         });
     }
@@ -307,6 +307,15 @@ impl Session {
             }
         }
         true
+    }
+
+    /// Tells a former owner that it is one: it may not have heard of it, and takes a mere end for a lost replica.
+    fn turn_away(&mut self, reactor: &mut Reactor, epoch: u64) {
+        let refuse = Refuse { epoch: epoch.into() };
+        self.channel.queue(MessageKind::Refuse as u16, refuse.as_bytes(), &[]);
+        // Whoever does not read it learns it from the registry.
+        let _ = self.channel.flush(reactor);
+        self.channel.close(reactor);
     }
 
     fn give_up(&mut self, error: &SessionError) {

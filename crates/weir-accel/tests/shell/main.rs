@@ -678,6 +678,8 @@ fn who_does_not_take_answers_is_not_listened_to() {
 struct Caller {
     stream: UnixStream,
     frames: u64,
+    /// What it has received.
+    heard: Vec<u8>,
 }
 
 impl Caller {
@@ -685,7 +687,7 @@ impl Caller {
         let (stream, theirs) = UnixStream::pair().unwrap();
         stream.set_nonblocking(true).unwrap();
         let attached = host.attach(reactor, node.into(), known, theirs.into());
-        attached.ok().map(|()| Caller { stream, frames: 0 })
+        attached.ok().map(|()| Caller { stream, frames: 0, heard: Vec::new() })
     }
 
     /// Sends a frame if the connection stands; gives the host turns.
@@ -715,11 +717,24 @@ impl Caller {
         self.send(host, reactor, MessageKind::Batch, head.as_bytes());
     }
 
+    /// The epochs in which it was refused.
+    fn refusals(&self) -> Vec<u64> {
+        let (mut epochs, mut rest, mut number) = (Vec::new(), &self.heard[..], 0);
+        while let Some((frame, used)) = frame::decode(rest, number).unwrap() {
+            if frame.kind == MessageKind::Refuse as u16 {
+                epochs.push(Refuse::read_from_bytes(frame.meta).unwrap().epoch.get());
+            }
+            (rest, number) = (&rest[used..], number + 1);
+        }
+        epochs
+    }
+
     fn has_ended(&mut self) -> bool {
+        let mut bytes = [0; 4096];
         loop {
-            match self.stream.read(&mut [0; 4096]) {
+            match self.stream.read(&mut bytes) {
                 Ok(0) => return true,
-                Ok(_) => {}
+                Ok(count) => self.heard.extend_from_slice(&bytes[..count]),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return false,
                 Err(_) => return true,
             }
@@ -756,6 +771,7 @@ fn a_former_owner_reaches_the_copy_neither_on_an_old_connection_nor_on_a_new_one
         former.hello(&mut host, &mut reactor, epoch, epoch);
     }
     assert!(former.has_ended());
+    assert_eq!(former.refusals(), [7], "it is told that it owns the disk no more");
     assert_eq!((host.replica().epoch(), host.replica().is_complete()), (5, true), "the copy is as it was");
     for known in [0, 5, 6, 7] {
         assert!(Caller::attach(&mut host, &mut reactor, "b", known).is_none(), "in epoch {known}");
