@@ -20,6 +20,8 @@ pub struct Records<R> {
     readable: BTreeMap<String, R>,
     /// The revision of each key, readable or not.
     puts: BTreeMap<String, Put>,
+    /// The registry's revision up to which this is complete.
+    revision: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -70,7 +72,13 @@ impl<R> Deref for Records<R> {
 
 impl<R: Record> Records<R> {
     fn new() -> Records<R> {
-        Records { readable: BTreeMap::new(), puts: BTreeMap::new() }
+        Records { readable: BTreeMap::new(), puts: BTreeMap::new(), revision: 0 }
+    }
+
+    /// Whether the state of a key without the prefix, as it was at `revision` of the registry, is in here, or a later one.
+    #[must_use]
+    pub fn has_caught_up(&self, name: &str, revision: u64) -> bool {
+        self.puts.get(name).map_or(self.revision, |put| put.revision) >= revision
     }
 
     /// The record under a key without the prefix.
@@ -176,7 +184,7 @@ impl<R: Record> Follower<R> {
     async fn list(&mut self) -> Result<Watch, RegistryError> {
         let listing = self.registry.list(&self.prefix).await?;
         let watch = self.registry.watch(&self.prefix, listing.revision).await?;
-        self.records = Records::new();
+        self.records = Records { revision: listing.revision, ..Records::new() };
         for entry in &listing.entries {
             self.records.put(short(&self.prefix, &entry.key).to_owned(), entry);
         }
@@ -186,12 +194,15 @@ impl<R: Record> Follower<R> {
     async fn follow(mut self, mut watch: Watch, sender: watch::Sender<Arc<Records<R>>>) {
         loop {
             match watch.next().await {
-                Ok(event) => match event.change {
-                    Change::Put(entry) => {
-                        self.records.put(short(&self.prefix, &entry.key).to_owned(), &entry);
+                Ok(event) => {
+                    match event.change {
+                        Change::Put(entry) => {
+                            self.records.put(short(&self.prefix, &entry.key).to_owned(), &entry);
+                        }
+                        Change::Delete { key } => self.records.delete(short(&self.prefix, &key)),
                     }
-                    Change::Delete { key } => self.records.delete(short(&self.prefix, &key)),
-                },
+                    self.records.revision = event.revision;
+                }
                 Err(error) => {
                     tracing::debug!(prefix = self.prefix, %error, "listing again");
                     watch = self.list_again().await;

@@ -26,8 +26,8 @@ use crate::control::node::{Here, Journal, Node};
 use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
 use crate::control::{
-    LogCapacity, Shards, Tasks, admission, capacity, change, flash, grants, node_states, provisioning,
-    relocation, supervisor, watchdog,
+    LogCapacity, Shards, Tasks, admission, capacity, change, copies, flash, grants, node_states,
+    provisioning, relocation, supervisor, watchdog,
 };
 use crate::exports;
 use crate::identity::NodeIdentity;
@@ -184,6 +184,7 @@ impl Plane {
             weir_task::spawn(admission::advertise(Arc::clone(&node))),
             weir_task::spawn(watchdog::watch(Arc::clone(&node))),
             weir_task::spawn(grants::run(Arc::clone(&node))),
+            weir_task::spawn(copies::keep_told(Arc::clone(&node))),
             weir_task::spawn(node_states::keep(Arc::clone(&node))),
             weir_task::spawn(relocation::keep(Arc::clone(&node), Arc::clone(&tasks))),
             weir_task::spawn(provisioning::keep_finished(Arc::clone(&node))),
@@ -277,6 +278,8 @@ pub async fn admit(
             let stream = stream.into_stream().map_err(unusable)?;
             let command = Command::Replicate { disk: disk.clone(), medium, known_epoch, owner, stream };
             node.shards.send(&disk, command).await;
+            // Between the check and this the disk may have changed hands.
+            copies::tell(node, &record).await;
         }
     }
     Ok(())
@@ -346,20 +349,21 @@ fn is_registered(node: &Node, name: &str) -> bool {
         || node.records.disks.now().values().any(has_part)
 }
 
-/// The record of the disk, which names `owner`. A view of the registry that does not yet show that it does is checked.
+/// The record of the disk, which names `owner`. If the newest record that this node knows does not, the registry is asked.
 async fn owned_by(node: &Node, disk: &str, owner: &str) -> Result<DiskRecord, Refusal> {
     let is_owner = |record: &DiskRecord| record.owner.as_ref().is_some_and(|one| one.node == owner);
     if let Some(record) = node.records.disk(disk).filter(is_owner) {
         return Ok(record);
     }
     let read = weir_task::timeout(READ, change::read(&*node.registry, disk)).await;
-    let (_, record) = read
+    let (entry, record) = read
         .map_err(|_| {
             let reason =
                 format!("it does not own disk {disk} as far as this node knows, and the registry is away");
             Refusal::new(Why::NoRoom, reason)
         })?
         .map_err(|error| Refusal::new(Why::NotAllowed, error))?;
+    node.records.learn(&record, entry.mod_revision);
     if is_owner(&record) {
         Ok(record)
     } else {

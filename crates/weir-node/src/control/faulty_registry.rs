@@ -7,8 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use weir_cluster::Embedded;
+use weir_cluster::records::keys;
 use weir_cluster::registry::{
-    Committed, Entry, LeaseId, Listing, Pending, ProcessWatch, Registry, RegistryError, Transaction, Watch,
+    Batch, Committed, Entry, LeaseId, Listing, Pending, ProcessWatch, Registry, RegistryError, Transaction,
+    Watch, WatchEvent, WatchSink,
 };
 
 /// Longer than a disk's task waits for its shard before a move.
@@ -45,6 +47,8 @@ pub struct RegistryFaults {
     pub deafens: AtomicBool,
     /// Nothing is read.
     pub deaf: AtomicBool,
+    /// Views of the disks hear of no change.
+    pub blind: AtomicBool,
 }
 
 impl RegistryFaults {
@@ -137,7 +141,23 @@ impl Registry for FaultyRegistry {
         })
     }
     fn watch<'a>(&'a self, prefix: &'a str, after_revision: u64) -> Pending<'a, Watch> {
-        self.registry.watch(prefix, after_revision)
+        Box::pin(async move {
+            let mut watch = self.registry.watch(prefix, after_revision).await?;
+            if prefix != keys::DISKS {
+                return Ok(watch);
+            }
+            let (sink, delayed) = WatchSink::open(Vec::new());
+            let faults = Arc::clone(&self.faults);
+            tokio::spawn(async move {
+                while let Ok(WatchEvent { revision, change }) = watch.next().await {
+                    while faults.blind.load(Ordering::Relaxed) {
+                        tokio::time::sleep(Duration::from_millis(2)).await;
+                    }
+                    sink.deliver(Batch { revision, changes: vec![change] });
+                }
+            });
+            Ok(delayed)
+        })
     }
     fn grant(&self, ttl: Duration) -> Pending<'_, LeaseId> {
         self.registry.grant(ttl)

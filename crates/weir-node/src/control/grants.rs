@@ -27,12 +27,13 @@ use crate::peer::{Duplex, Greeting, Purpose};
 const READ: Duration = Duration::from_millis(500);
 
 /// Most records that are read from the registry for one question. An owner's question is ahead of this node's view for moments
-/// only, and it asks again.
+/// only, and it asks again; the next question's reads begin where these have ended.
 const MOST_READS: usize = 16;
 
-/// Connections of one node at once. It has at most half as many open ([`Rights::place_to_ask`](super::rights::Rights::place_to_ask)), and those that it
-/// has given up may not have been found ended yet (P10).
-const MOST_FROM_ONE: usize = 8;
+/// Connections of one node at once. It has at most half as many open (one for renewals, one of [`super::hearing`], and those of
+/// [`Rights::place_to_ask`](super::rights::Rights::place_to_ask)), and those that it has given up may not have been found ended
+/// yet (P10).
+const MOST_FROM_ONE: usize = 10;
 
 /// The grant connections of other nodes: each node has its own places, so that none can block another's seals.
 #[derive(Debug, Default)]
@@ -74,7 +75,7 @@ impl Drop for GrantPlace {
 /// Keeps the rights of the disks that this node owns alive, and ends those of disks that the registry gives to others.
 pub async fn run(node: Arc<Node>) {
     let mut session = node.session.leased();
-    let mut disks = node.records.disks.changes();
+    let (mut disks, mut learned) = (node.records.disks.changes(), node.records.learned());
     let mut askers: BTreeMap<String, JoinHandle<()>> = BTreeMap::new();
     loop {
         node.rights.on_session(*session.borrow_and_update());
@@ -89,6 +90,7 @@ pub async fn run(node: Arc<Node>) {
             biased;
             changed = session.changed() => if changed.is_err() { return },
             changed = disks.changed() => if changed.is_err() { return },
+            changed = learned.changed() => if changed.is_err() { return },
             () = node.rights.hurry.notified() => {}
             () = weir_task::sleep(node.rights.renewal()) => {
                 let known = node.records.disks.now();
@@ -103,10 +105,9 @@ pub async fn run(node: Arc<Node>) {
 /// A disk that the registry gives to another process ends here at once, whatever its task is waiting for (P2).
 fn end_taken(node: &Node) {
     let me = node.session.node_ref();
-    let records = node.records.disks.now();
     for (disk, since) in node.rights.tenures() {
-        // A view from before this node's tenure shows the owner of that time.
-        let taken = records.get(&disk).filter(|record| record.epoch >= since);
+        // A record from before this node's tenure names the owner of that time.
+        let taken = node.records.disk(&disk).filter(|record| record.epoch >= since);
         if taken.is_some_and(|record| record.owner.as_ref() != Some(&me)) {
             node.rights.end_tenure(&disk, since);
         }
@@ -191,35 +192,14 @@ pub fn hears(node: &Node, record: &DiskRecord) -> bool {
     is_member && node.rights.hears(&key(record), record.epoch)
 }
 
-/// As [`hears`], for any other member of the set. Members that do not answer soon do not hear it.
-pub async fn others_hear(node: &Node, record: &DiskRecord) -> bool {
-    let (me, set) = (&node.config.name, record.grant_set());
-    let live = node.records.nodes.now();
-    let others = set.members().iter().filter(|member| *member != me && live.contains_key(*member));
-    for member in others {
-        let ask = async {
-            let _place = node.rights.place_to_ask(member).await;
-            let mut connection = Connection::open(node, member).await?;
-            connection.ask(Ask::Heard, &[(record.name.clone(), record.epoch)]).await
-        };
-        let answer = weir_task::timeout(node.rights.renewal(), ask).await;
-        if let Ok(Ok(verdicts)) = answer
-            && verdicts.first().is_some_and(Result::is_ok)
-        {
-            return true;
-        }
-    }
-    false
-}
-
 /// A connection to a member.
-struct Connection {
+pub(super) struct Connection {
     stream: Box<dyn Duplex>,
     number: u64,
 }
 
 impl Connection {
-    async fn open(node: &Node, member: &str) -> Result<Connection, FrameError> {
+    pub(super) async fn open(node: &Node, member: &str) -> Result<Connection, FrameError> {
         let record = node.records.nodes.now().get(member).cloned();
         let record = record.ok_or_else(|| io::Error::other("the member is not in the cluster"))?;
         let greeting = Greeting {
@@ -231,7 +211,11 @@ impl Connection {
         Ok(Connection { stream: node.network.open(record.peer_address, &greeting).await?, number: 0 })
     }
 
-    async fn ask(&mut self, ask: Ask, disks: &[(String, u64)]) -> Result<Vec<Verdict>, FrameError> {
+    pub(super) async fn ask(
+        &mut self,
+        ask: Ask,
+        disks: &[(String, u64)],
+    ) -> Result<Vec<Verdict>, FrameError> {
         self.number += 1;
         let question = Question { number: self.number, ask, disks: disks.to_vec() };
         self.stream.write_all(&question.encode()).await?;
@@ -251,24 +235,13 @@ impl Connection {
 pub async fn serve(node: &Node, from: &str, mut stream: impl Duplex) -> Result<(), FrameError> {
     // A node that asks nothing for so long has no disk that needs this member; it connects again when it has.
     let idle = node.rights.times().length * 4;
+    let mut asked = Asked { node, from, read_last: String::new() };
     loop {
         let Ok(question) = weir_task::timeout(idle, Question::read(&mut stream)).await else {
             return Ok(());
         };
         let Question { number, ask, disks } = question?;
-        let mut verdicts = Vec::with_capacity(disks.len());
-        let mut records = Records { node, from, reads: MOST_READS, until: None };
-        for (disk, epoch) in &disks {
-            if ask == Ask::Heard {
-                let known = node.records.disk(disk).filter(|record| node.rights.hears(&key(record), *epoch));
-                verdicts.push(known.map(|_| Duration::ZERO).ok_or(Refused::Unknown(0)));
-                continue;
-            }
-            verdicts.push(match records.known(ask, disk, *epoch).await {
-                Some((key, known)) => answer(node, ask, from, &key, *epoch, known),
-                None => Err(Refused::Unknown(0)),
-            });
-        }
+        let verdicts = asked.verdicts(ask, &disks).await;
         let answer = Answer { number, verdicts }.encode();
         let send = async {
             stream.write_all(&answer).await?;
@@ -278,68 +251,108 @@ pub async fn serve(node: &Node, from: &str, mut stream: impl Duplex) -> Result<(
     }
 }
 
-fn answer(node: &Node, ask: Ask, from: &str, key: &str, epoch: u64, known: u64) -> Verdict {
-    let known = Some(known);
-    match ask {
-        Ask::Renew { length, granted } => {
-            node.rights.grant(key, epoch, length, known)?;
-            if granted {
-                node.rights.hear(key, from, epoch);
-            }
-            Ok(Duration::ZERO)
-        }
-        // Answered without the record's epoch.
-        Ask::Heard => Err(Refused::Unknown(0)),
-        Ask::Seal => node.rights.seal(key, epoch, known).map_err(Refused::from),
-    }
+/// The disk's grants by their key, and the epoch of its record.
+type Known = (String, u64);
+
+/// What this member knows of a disk that it is asked about, without a read.
+enum Knows {
+    /// Enough: the sender owns the disk, or its epoch is over.
+    Record(Known),
+    /// The question is ahead of the record.
+    Less,
+    /// The record cannot be read.
+    Unreadable,
 }
 
-/// This member's knowledge of the records in one question.
-struct Records<'a> {
+/// The questions of one connection.
+struct Asked<'a> {
     node: &'a Node,
     from: &'a str,
-    /// So many more records may be read.
-    reads: usize,
-    /// The end of the time for reading them, once it has begun: a registry that is away, or slow, is waited for once.
-    until: Option<Nanos>,
+    /// The disk whose record was read last: the next question's reads begin behind it, so that each disk gets its turn.
+    read_last: String,
 }
 
-impl Records<'_> {
+impl Asked<'_> {
+    async fn verdicts(&mut self, ask: Ask, disks: &[(String, u64)]) -> Vec<Verdict> {
+        let mut verdicts = vec![Err(Refused::Unknown(0)); disks.len()];
+        if ask == Ask::Heard {
+            for ((disk, epoch), verdict) in disks.iter().zip(&mut verdicts) {
+                let known = self.node.records.disk(disk);
+                if known.is_some_and(|record| self.node.rights.hears(&key(&record), *epoch)) {
+                    *verdict = Ok(Duration::ZERO);
+                }
+            }
+            return verdicts;
+        }
+        let mut unknown = Vec::new();
+        for (index, (disk, epoch)) in disks.iter().enumerate() {
+            match self.knows(ask, disk, *epoch) {
+                Knows::Record(known) => verdicts[index] = self.answer(ask, *epoch, &known),
+                Knows::Less => unknown.push(index),
+                Knows::Unreadable => {}
+            }
+        }
+        unknown.sort_by_key(|&index| (disks[index].0 <= self.read_last, &disks[index].0));
+        // A registry that is away, or slow, is waited for once.
+        let until = Nanos::now() + READ;
+        for index in unknown.into_iter().take(MOST_READS) {
+            let (disk, epoch) = &disks[index];
+            self.read_last.clone_from(disk);
+            match self.read(disk, *epoch, until).await {
+                Ok(Some(known)) => verdicts[index] = self.answer(ask, *epoch, &known),
+                Ok(None) => {}
+                Err(RegistryIsAway) => break,
+            }
+        }
+        verdicts
+    }
+
+    fn answer(&self, ask: Ask, epoch: u64, (key, known): &Known) -> Verdict {
+        let known = Some(*known);
+        match ask {
+            Ask::Renew { length, granted } => {
+                self.node.rights.grant(key, epoch, length, known)?;
+                if granted {
+                    self.node.rights.hear(key, self.from, epoch);
+                }
+                Ok(Duration::ZERO)
+            }
+            // Answered without the record's epoch.
+            Ask::Heard => Err(Refused::Unknown(0)),
+            Ask::Seal => self.node.rights.seal(key, epoch, known).map_err(Refused::from),
+        }
+    }
+
     fn names_owner(&self, record: &DiskRecord) -> bool {
         record.owner.as_ref().is_some_and(|owner| owner.node == self.from)
     }
 
-    /// The key of the disk's grants, and the epoch of its record, as read since this process started: the view begins with a
-    /// listing. If the question is ahead of the view, the registry is asked. `None`: the sender is not certain to be the
-    /// owner.
-    async fn known(&mut self, ask: Ask, disk: &str, epoch: u64) -> Option<(String, u64)> {
+    /// The newest record that this node has read since it started: the view begins with a listing.
+    fn knows(&self, ask: Ask, disk: &str, epoch: u64) -> Knows {
         match self.node.records.seen(disk) {
             Seen::Record { record: seen, .. } => {
                 let lead = if ask == Ask::Seal { 0 } else { EPOCH_LEAD };
                 let near = self.names_owner(&seen) && epoch <= seen.epoch.saturating_add(lead);
-                if near || epoch < seen.epoch {
-                    return Some((key(&seen), seen.epoch));
-                }
+                if near || epoch < seen.epoch { Knows::Record((key(&seen), seen.epoch)) } else { Knows::Less }
             }
-            Seen::Unreadable { .. } => return None,
-            Seen::Nothing => {}
+            Seen::Unreadable { .. } => Knows::Unreadable,
+            Seen::Nothing => Knows::Less,
         }
-        let now = Nanos::now();
-        let left = *self.until.get_or_insert(now + READ) - now;
-        if self.reads == 0 || left.is_zero() {
-            return None;
-        }
-        self.reads -= 1;
-        match weir_task::timeout(left, change::read(&*self.node.registry, disk)).await {
-            Ok(Ok((_, record))) => {
+    }
+
+    /// Asks the registry, until the time is over. `None`: the sender is not certain to be the owner.
+    async fn read(&self, disk: &str, epoch: u64, until: Nanos) -> Result<Option<Known>, RegistryIsAway> {
+        match weir_task::timeout(until - Nanos::now(), change::read(&*self.node.registry, disk)).await {
+            Ok(Ok((entry, record))) => {
+                self.node.records.learn(&record, entry.mod_revision);
                 let answers = epoch < record.epoch || self.names_owner(&record);
-                answers.then(|| (key(&record), record.epoch))
+                Ok(answers.then(|| (key(&record), record.epoch)))
             }
-            Ok(Err(ChangeError::Registry(_))) | Err(_) => {
-                self.reads = 0;
-                None
-            }
-            Ok(Err(_)) => None,
+            Ok(Err(ChangeError::Registry(_))) | Err(_) => Err(RegistryIsAway),
+            Ok(Err(_)) => Ok(None),
         }
     }
 }
+
+/// It does not answer, or not in time.
+struct RegistryIsAway;

@@ -6,6 +6,8 @@
 //! - [`disk`]: the task that does it, one per disk;
 //! - [`node`]: their common state;
 //! - [`grants`], [`rights`]: the right to serve, kept alive and granted;
+//! - [`hearing`]: whether members hear an owner that the registry does not hear;
+//! - [`copies`]: copies of other owners' logs are told what the records say;
 //! - [`node_states`]: isolation of nodes, reported by those that hear them;
 //! - [`relocation`]: disks move away from a node that is drained or quarantined, and back;
 //! - [`flash`]: the logs on this node's flash when it starts;
@@ -20,12 +22,14 @@
 pub mod admission;
 pub mod capacity;
 pub mod change;
+pub mod copies;
 pub mod decide;
 pub mod disk;
 #[cfg(test)]
 pub(crate) mod faulty_registry;
 pub mod flash;
 pub mod grants;
+pub mod hearing;
 pub mod intents;
 pub mod node;
 pub mod node_states;

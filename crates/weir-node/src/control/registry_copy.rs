@@ -1,6 +1,7 @@
 //! The registry's records, as this node last read them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
@@ -18,8 +19,14 @@ const LIST_AGAIN: Duration = Duration::from_millis(200);
 /// Copies of everything that decisions rest on, kept up to date.
 #[derive(Debug)]
 pub struct RegistryCopy {
-    /// All disks.
+    /// All disks, as the view has them: [`RegistryCopy::seen`] may know of later records.
     pub disks: View<DiskRecord>,
+    /// The records of disks that this node has read from the registry, or written there, and that the view does not show yet, with
+    /// their revisions. Others connect to this node on the strength of a record that it had to read; that must not be forgotten
+    /// when the registry goes away before the view has caught up.
+    ahead: Mutex<BTreeMap<String, (u64, DiskRecord)>>,
+    /// Counts what was ahead of the view.
+    learned: watch::Sender<u64>,
     /// All volumes.
     pub volumes: View<VolumeRecord>,
     /// The nodes whose lease stands.
@@ -61,6 +68,8 @@ impl RegistryCopy {
     async fn list(registry: &Arc<dyn Registry>) -> Result<RegistryCopy, RegistryError> {
         Ok(RegistryCopy {
             known_states: Mutex::default(),
+            ahead: Mutex::default(),
+            learned: watch::Sender::new(0),
             disks: View::start(Arc::clone(registry), keys::DISKS).await?,
             volumes: View::start(Arc::clone(registry), keys::VOLUMES).await?,
             nodes: View::start(Arc::clone(registry), keys::NODES).await?,
@@ -72,16 +81,62 @@ impl RegistryCopy {
         })
     }
 
-    /// A disk's record, as last read.
+    /// The newest record of a disk that this node knows: as the view has it, or as it was read since.
     #[must_use]
     pub fn seen(&self, name: &str) -> Seen<DiskRecord> {
-        self.disks.now().seen(name)
+        let (shown, mut ahead) = (self.disks.now(), self.ahead());
+        if let Some((revision, record)) = ahead.get(name) {
+            if !shown.has_caught_up(name, *revision) {
+                return Seen::Record { revision: *revision, record: record.clone() };
+            }
+            ahead.remove(name);
+        }
+        shown.seen(name)
     }
 
-    /// The record of a disk, if it can be read.
+    /// As [`RegistryCopy::seen`], if it can be read.
     #[must_use]
     pub fn disk(&self, name: &str) -> Option<DiskRecord> {
-        self.disks.now().get(name).cloned()
+        match self.seen(name) {
+            Seen::Record { record, .. } => Some(record),
+            Seen::Nothing | Seen::Unreadable { .. } => None,
+        }
+    }
+
+    /// Visits the newest records of all disks, as far as they can be read.
+    pub fn for_each_disk(&self, mut visit: impl FnMut(&DiskRecord)) {
+        let (shown, ahead) = (self.disks.now(), self.ahead());
+        let later = |name: &str| {
+            let found = ahead.get(name).filter(|(revision, _)| !shown.has_caught_up(name, *revision));
+            found.map(|(_, record)| record)
+        };
+        for (name, record) in shown.iter() {
+            visit(later(name).unwrap_or(record));
+        }
+        ahead.keys().filter(|name| !shown.contains_key(*name)).filter_map(|name| later(name)).for_each(visit);
+    }
+
+    /// The registry itself has said that a disk's record is this at `revision`: the view may lag behind.
+    pub fn learn(&self, record: &DiskRecord, revision: u64) {
+        let (shown, mut ahead) = (self.disks.now(), self.ahead());
+        ahead.retain(|name, (revision, _)| !shown.has_caught_up(name, *revision));
+        let is_old = ahead.get(&record.name).is_some_and(|(known, _)| *known >= revision);
+        if is_old || shown.has_caught_up(&record.name, revision) {
+            return;
+        }
+        ahead.insert(record.name.clone(), (revision, record.clone()));
+        drop(ahead);
+        self.learned.send_modify(|count| *count += 1);
+    }
+
+    /// Wakes when a disk's record is known that the view does not show yet.
+    #[must_use]
+    pub fn learned(&self) -> watch::Receiver<u64> {
+        self.learned.subscribe()
+    }
+
+    fn ahead(&self) -> MutexGuard<'_, BTreeMap<String, (u64, DiskRecord)>> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The nodes' states, as last read. While a newer version of Weir has written the record, those before it: a drained node takes no

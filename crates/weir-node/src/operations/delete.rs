@@ -8,9 +8,9 @@ use crate::api::{ApiError, ApiErrorKind, Delete, Deleted};
 use crate::control::change::read;
 use crate::control::decide::is_live;
 use crate::control::disk::Request;
-use crate::control::grants;
 use crate::control::node::unavailable;
 use crate::control::provisioning;
+use crate::control::{grants, hearing};
 use crate::units::about;
 
 impl Operations {
@@ -98,7 +98,7 @@ impl Operations {
         if is_live(&node.records.nodes.now(), owner) {
             return Ok(());
         }
-        if !grants::hears(node, record) && !grants::others_hear(node, record).await {
+        if !grants::hears(node, record) && !hearing::others_hear(node, record).await {
             return Ok(());
         }
         // Members hear a process for a moment after its end.

@@ -276,7 +276,7 @@ impl DiskTask {
     }
 
     /// Deletes the disk without opening it. In this task, so that no attempt to open it runs beside that: the copy of the log
-    /// is here, and [`DiskTask::tell_copy`] gives it up on every node once the record is gone.
+    /// is here, and [`DiskTask::forget_copy`] gives it up on every node once the record is gone.
     async fn delete_unopened(&mut self, lost: String) -> Result<(), ApiError> {
         let (node, name) = (Arc::clone(&self.node), self.name.clone());
         let read = self.meanwhile(async move { change::read(&*node.registry, &name).await });

@@ -11,7 +11,7 @@ use weir_cluster::right::GrantSet;
 
 use super::DiskTask;
 use crate::control::decide::Decision;
-use crate::control::grants;
+use crate::control::{grants, hearing};
 
 impl DiskTask {
     /// If this node is about to take the disk over from an owner that is only isolated: the time at which to look again.
@@ -34,24 +34,10 @@ impl DiskTask {
         left(true)?;
         // Of replicas, all have to grant, so this node's own ears suffice. Guards are asked for a takeover by any node.
         let asks = matches!(record.grant_set(), GrantSet::Guards(_));
-        let heard = grants::hears(&node, record) || asks && self.others_hear(record).await;
+        let asked = (Arc::clone(&self.node), record.clone());
+        let others = async move { hearing::others_hear(&asked.0, &asked.1).await };
+        let heard = grants::hears(&node, record) || asks && self.meanwhile(others).await.unwrap_or(false);
         let left = left(heard)?;
         Some(Nanos::now() + left.min(node.rights.renewal()))
-    }
-
-    /// Whether other guards hear the owner. Asked once for each renewal, however often the task wakes up.
-    async fn others_hear(&mut self, record: &DiskRecord) -> bool {
-        let renewal = self.node.rights.renewal();
-        let known =
-            self.guards_said.filter(|(epoch, at, _)| *epoch == record.epoch && Nanos::now() < *at + renewal);
-        if let Some((_, _, heard)) = known {
-            return heard;
-        }
-        let (node, of) = (Arc::clone(&self.node), record.clone());
-        let Ok(heard) = self.meanwhile(async move { grants::others_hear(&node, &of).await }).await else {
-            return false;
-        };
-        self.guards_said = Some((record.epoch, Nanos::now(), heard));
-        heard
     }
 }

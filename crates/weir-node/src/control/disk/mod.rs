@@ -66,8 +66,6 @@ struct DiskTask {
     /// For tasks that report back; weak, so that they do not keep the task alive.
     outbox: mpsc::WeakSender<Message>,
     local: Local,
-    /// The latest record that the registry has sent to this task, and its revision. The view may lag behind it.
-    committed: Option<(DiskRecord, u64)>,
     /// The latest revision of the record that this task knows.
     heard: u64,
     /// The way in which the disk came, or comes, to this node, and its epoch.
@@ -75,8 +73,6 @@ struct DiskTask {
     /// Nothing is tried before this.
     retry_at: Option<Nanos>,
     owner_gone: Option<(NodeRef, Nanos)>,
-    /// Whether other guards hear the owner of this epoch, as they said at this time.
-    guards_said: Option<(u64, Nanos, bool)>,
     formers: Formers,
     /// The processes that this owner is connected to, by the name of their node.
     connected: HashMap<String, NodeRef>,
@@ -94,8 +90,6 @@ struct DiskTask {
     refused: bool,
     sessions: watch::Receiver<u64>,
     forgotten_below: u64,
-    /// The record's epoch and owner that the copy here knows.
-    copy_knows: (u64, Option<String>),
     /// The follower that the open disk here knows.
     follower_known: Option<String>,
     /// The `released/` notes that are still to be written: the epochs.
@@ -132,12 +126,10 @@ impl DiskTask {
             inbox,
             outbox: sender.downgrade(),
             local: Local::Closed,
-            committed: None,
             heard: 0,
             arrival: None,
             retry_at: None,
             owner_gone: None,
-            guards_said: None,
             formers: Formers::default(),
             connected: HashMap::new(),
             told_policy: None,
@@ -148,7 +140,6 @@ impl DiskTask {
             refused: false,
             sessions: node.rights.sessions(),
             forgotten_below: 0,
-            copy_knows: (0, None),
             follower_known: None,
             owed_releases: BTreeSet::new(),
             note_at: None,
@@ -275,7 +266,7 @@ impl DiskTask {
         if record.as_ref().is_none_or(|record| record.owner.as_ref() != Some(&self.me)) {
             self.node.here.set_unopened(&self.name, None);
         }
-        self.tell_copy(record.as_ref()).await;
+        self.forget_copy(record.as_ref()).await;
         self.tell_follower().await;
         self.resume_clients().await;
         if self.retry_at.is_some_and(|at| at > now) {
@@ -673,23 +664,10 @@ impl DiskTask {
         true
     }
 
-    /// Tells a copy that is kept here how far the record has come, because it believes an owner only a few epochs beyond that, and
-    /// whom the record names, because it listens to no other node; or that no record asks for it any more.
-    async fn tell_copy(&mut self, record: Option<&DiskRecord>) {
-        if let Some(record) = record.filter(|_| self.local == Local::Closed) {
-            let news = (record.epoch, record.owner.as_ref().map(|owner| owner.node.clone()));
-            if news.0 >= self.copy_knows.0 && news != self.copy_knows {
-                let (epoch, owner) = news.clone();
-                self.copy_knows = news;
-                self.send(Command::RecordIs { disk: self.name.clone(), epoch, owner }).await;
-            }
-        }
+    /// Gives up a copy here that no record asks for any more.
+    async fn forget_copy(&mut self, record: Option<&DiskRecord>) {
         let below_epoch = match record {
-            None => {
-                // A later disk of this name begins at its first epoch.
-                self.copy_knows = (0, None);
-                u64::MAX
-            }
+            None => u64::MAX,
             Some(record) if record.has_owners_copy(&self.me) || record.is_replica(&self.me) => return,
             Some(record) => record.epoch,
         };

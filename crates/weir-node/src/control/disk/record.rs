@@ -23,15 +23,9 @@ use crate::shard::messages::Command;
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 impl DiskTask {
-    /// The latest known record: the later one of the view's and the registry's last answer to this task.
+    /// The newest record that this node knows.
     pub(super) fn seen(&mut self) -> Seen<DiskRecord> {
         let seen = self.node.records.seen(&self.name);
-        if let Some((record, revision)) = &self.committed
-            && seen.revision().is_some_and(|seen| seen < *revision)
-        {
-            return Seen::Record { revision: *revision, record: record.clone() };
-        }
-        self.committed = None;
         if let Seen::Record { revision, record } = &seen {
             self.heard(record, *revision);
         }
@@ -71,7 +65,7 @@ impl DiskTask {
     /// The registry itself has said that the record is this at `revision`: the view may lag behind.
     pub(super) fn told(&mut self, record: &DiskRecord, revision: u64) {
         self.heard(record, revision);
-        self.committed = Some((record.clone(), revision));
+        self.node.records.learn(record, revision);
     }
 
     /// Looks at the registry itself: the view may lag behind it.

@@ -187,34 +187,6 @@ async fn the_open_disk_is_told_who_follows() {
     );
 }
 
-/// A copy believes an owner only a few epochs beyond the record, also on a connection that stands while the record goes on.
-#[tokio::test]
-async fn a_copy_is_told_how_far_the_record_has_come() {
-    let directory = tempfile::tempdir().unwrap();
-    let (node, mut told) = node(directory.path()).await;
-    let mut record = disk_of_a(&node, |record| {
-        (record.owner, record.mode) = (Some(NodeRef::new("b", 1)), Mode::WriteBack);
-        record.replicas = vec![NodeRef::new("a", 1)];
-    })
-    .await;
-    let (mut task, _inbox) = DiskTask::new("d", &node);
-    for (epoch, owner) in [(3, "b"), (3, "b"), (40, "b"), (40, "c"), (39, "b"), (41, "c")] {
-        (record.epoch, record.owner) = (epoch, Some(NodeRef::new(owner, 1)));
-        task.tell_copy(Some(&record)).await;
-    }
-    task.tell_copy(None).await;
-    for expected in [
-        "RecordIs { disk: \"d\", epoch: 3, owner: Some(\"b\") }",
-        "RecordIs { disk: \"d\", epoch: 40, owner: Some(\"b\") }",
-        "RecordIs { disk: \"d\", epoch: 40, owner: Some(\"c\") }",
-        "RecordIs { disk: \"d\", epoch: 41, owner: Some(\"c\") }",
-        "ForgetReplica",
-    ] {
-        let command = told.recv().await.unwrap();
-        assert!(command.contains(expected), "{command}, expected {expected}");
-    }
-}
-
 /// A failed claim says nothing about the disk's next arrival here, with a log that is inherited then.
 #[tokio::test]
 async fn an_arrival_belongs_to_its_epoch() {

@@ -12,6 +12,7 @@ use weir_block::Nanos;
 use weir_cluster::records::DiskRecord;
 use weir_cluster::right::{Event, GrantRefusal, GrantSet, GrantTimes, Grants, Right, SessionLease};
 
+use super::hearing::Hearing;
 use wire::Verdict;
 
 /// The key of a member's grants for a disk: its name, and its identity, which distinguishes it from an earlier disk of that
@@ -24,8 +25,8 @@ pub fn key(record: &DiskRecord) -> String {
 /// An owner renews its grants so many times while they last: a lost question or two cost nothing.
 const RENEWALS: u32 = 5;
 
-/// Connections to one member at once for single questions, beside the one for renewals.
-const SINGLE_QUESTIONS: usize = 3;
+/// Connections to one member at once for seals, beside those for renewals and for [`super::hearing`].
+const SEALS: usize = 3;
 
 /// The last renewal of an owner whose right the grants of its set upheld.
 struct Heard {
@@ -56,8 +57,10 @@ pub struct Rights {
     session: watch::Sender<u64>,
     /// Requests grants sooner than planned.
     pub(super) hurry: Notify,
-    /// By member: connections for single questions.
+    /// By member: connections for seals.
     asking: Mutex<BTreeMap<String, Arc<Semaphore>>>,
+    /// What members have said of the owners that they hear.
+    pub(super) hearing: Hearing,
 }
 
 impl std::fmt::Debug for Rights {
@@ -73,17 +76,22 @@ impl Rights {
         let grants = Grants::new(started, times.length);
         let inner = Inner { session, owned: BTreeMap::new(), grants, heard: BTreeMap::new() };
         let session = watch::Sender::new(session.number);
-        Rights { times, inner: Mutex::new(inner), session, hurry: Notify::new(), asking: Mutex::default() }
+        Rights {
+            times,
+            inner: Mutex::new(inner),
+            session,
+            hurry: Notify::new(),
+            asking: Mutex::default(),
+            hearing: Hearing::default(),
+        }
     }
 
-    /// A place for a connection to `member` with a single question, as long as the result lives. A member refuses a node with too
+    /// A place for a connection to `member` for one seal, as long as the result lives. A member refuses a node with too
     /// many, and there may be hundreds of disks to seal at once.
     pub async fn place_to_ask(&self, member: &str) -> Option<OwnedSemaphorePermit> {
         let places = {
             let mut all = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(
-                all.entry(member.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(SINGLE_QUESTIONS))),
-            )
+            Arc::clone(all.entry(member.to_owned()).or_insert_with(|| Arc::new(Semaphore::new(SEALS))))
         };
         // Never closed, so there always is a place in the end.
         places.acquire_owned().await.ok()
