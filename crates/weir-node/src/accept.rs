@@ -9,25 +9,30 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpStream};
 use weir_block::Nanos;
-use weir_export::handshakes::{Handshakes, Origin};
+use weir_export::handshakes::{Handshakes, Heard, Origin};
 
-use crate::control::Node;
-use crate::control::grants::GrantPlaces;
+use crate::control::{Node, grants};
 use crate::network::Encrypted;
 use crate::peer::Incoming;
+use crate::places::Places;
 use crate::plane;
 use crate::refusal::{Refusal, Why};
 use crate::throttles::turned_away;
 
-/// Handshakes and greetings under way at once (P10).
-const HANDSHAKES: usize = 128;
+/// Connections at once from which nothing has come yet (P10).
+const SILENT: usize = 128;
 
-/// Time for a handshake and a greeting, together. Both ends are processes that wait for nothing else; who takes longer connects
-/// again.
-const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(1);
+/// Handshakes and greetings under way at once (P10). When a node has restarted, all owners with copies there connect at once.
+const HANDSHAKES: usize = 1024;
+
+/// Time until something comes. Both ends are processes that wait for nothing else.
+const SILENT_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Time for a handshake and a greeting, together; who takes longer connects again.
+const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Greeted connections at once that are not with their shard yet (P10).
-const ADMISSIONS: usize = 256;
+const ADMISSIONS: usize = 1024;
 
 /// Time from the greeting until the connection is with its shard: the registry may be asked.
 const ADMISSION_DEADLINE: Duration = Duration::from_secs(5);
@@ -38,7 +43,7 @@ const BREATHER: Duration = Duration::from_millis(100);
 /// What all connections share.
 struct Door {
     node: Arc<Node>,
-    grants: Arc<GrantPlaces>,
+    grants: Arc<Places>,
     /// By the name of the node that has connected.
     admissions: Mutex<Handshakes<String>>,
 }
@@ -46,20 +51,22 @@ struct Door {
 /// Takes connections of other nodes until dropped; what is under way then ends.
 pub async fn peers(listener: TcpListener, node: Arc<Node>) {
     let admissions = Mutex::new(Handshakes::new(ADMISSIONS));
-    let door = Arc::new(Door { node, grants: Arc::default(), admissions });
-    let mut handshakes = Handshakes::new(HANDSHAKES);
+    let door = Arc::new(Door { node, grants: grants::places(), admissions });
+    let mut handshakes = Handshakes::with_room(SILENT, HANDSHAKES);
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
-                let door = Arc::clone(&door);
-                handshakes.start(Origin::of(from.ip()), |_heard| async move {
+                let next = Arc::clone(&door);
+                let ended = handshakes.start(Origin::of(from.ip()), |heard| async move {
                     let from = from.to_string();
-                    match tokio::time::timeout(HANDSHAKE_DEADLINE, door.shake_hands(stream, &from)).await {
+                    let shaken = next.shake_hands(stream, &from, heard);
+                    match tokio::time::timeout(HANDSHAKE_DEADLINE, shaken).await {
                         Ok(Ok(())) => {}
-                        Ok(Err(refusal)) => door.tell(&from, &refusal),
-                        Err(_) => door.tell(&from, &Refusal::new(Why::Silent, "it did not greet in time")),
+                        Ok(Err(refusal)) => next.tell(&from, &refusal),
+                        Err(_) => next.tell(&from, &Refusal::new(Why::Silent, "it did not greet in time")),
                     }
                 });
+                door.tell_ended(ended, "too many of its host's shake hands at once");
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a peer");
@@ -71,7 +78,17 @@ pub async fn peers(listener: TcpListener, node: Arc<Node>) {
 
 impl Door {
     /// The handshake, if this node has an identity, and the greeting. What follows has a time and a place of its own.
-    async fn shake_hands(self: &Arc<Door>, stream: TcpStream, from: &str) -> Result<(), Refusal> {
+    async fn shake_hands(
+        self: &Arc<Door>,
+        stream: TcpStream,
+        from: &str,
+        heard: Heard,
+    ) -> Result<(), Refusal> {
+        let speaks = tokio::time::timeout(SILENT_DEADLINE, stream.readable()).await;
+        speaks
+            .map_err(|_| Refusal::new(Why::Silent, "it said nothing"))?
+            .map_err(|error| Refusal::new(Why::Misgreeted, error))?;
+        heard.note();
         let Some(identity) = &self.node.identity else { return self.hear(stream, None, from).await };
         let unproven = |reason: String| Refusal::new(Why::Unproven, reason);
         let link = Encrypted::accept(identity, stream).await.map_err(unproven)?;
@@ -87,8 +104,8 @@ impl Door {
     ) -> Result<(), Refusal> {
         let greeting = plane::hear(&mut stream, &self.node, proven).await?;
         let (door, from) = (Arc::clone(self), format!("{} at {from}", greeting.owner));
-        let mut admissions = self.admissions.lock().unwrap_or_else(PoisonError::into_inner);
-        admissions.start(greeting.owner.clone(), |_heard| async move {
+        let owner = greeting.owner.clone();
+        let admission = |_heard| async move {
             let admitted = plane::admit(stream, greeting, &door.node, &door.grants);
             match tokio::time::timeout(ADMISSION_DEADLINE, admitted).await {
                 Ok(Ok(())) => {}
@@ -97,8 +114,20 @@ impl Door {
                     door.tell(&from, &Refusal::new(Why::NoRoom, "its record could not be read in time"))
                 }
             }
-        });
+        };
+        let ended = {
+            let mut admissions = self.admissions.lock().unwrap_or_else(PoisonError::into_inner);
+            admissions.start(owner, admission)
+        };
+        self.tell_ended(ended, "too many of its connections wait for the registry at once");
         Ok(())
+    }
+
+    /// A connection from `origin` was ended for a newer one.
+    fn tell_ended(&self, origin: Option<impl ToString>, reason: &str) {
+        if let Some(origin) = origin {
+            self.tell(&origin.to_string(), &Refusal::new(Why::NoRoom, reason));
+        }
     }
 
     fn tell(&self, from: &str, refusal: &Refusal) {
@@ -118,10 +147,10 @@ impl Door {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    use weir_cluster::records::{MemberRecord, NodeRef, Record, keys};
+    use weir_cluster::records::{MemberRecord, Mode, NodeRef, Record, keys};
 
     use super::*;
-    use crate::control::disk::tests::{SOON, node};
+    use crate::control::disk::tests::{SOON, disk_of_a, node};
     use crate::control::rights::wire::{Answer, Ask, Question};
     use crate::peer::{Greeting, Purpose};
 
@@ -137,7 +166,7 @@ mod tests {
         let address = listener.local_addr().unwrap();
         let port = tokio::spawn(peers(listener, node));
         let mut silent = Vec::new();
-        for _ in 0..3 * HANDSHAKES {
+        for _ in 0..3 * SILENT {
             silent.push(TcpStream::connect(address).await.unwrap());
         }
         let replica = NodeRef::new("a", 1);
@@ -149,11 +178,46 @@ mod tests {
         let answer = tokio::time::timeout(SOON, Answer::read(&mut stream)).await.unwrap().unwrap();
         let took = Nanos::now() - start;
         assert_eq!(answer.number, 1);
-        assert!(took < HANDSHAKE_DEADLINE, "{took:?}: it waited for those that say nothing");
+        assert!(took < SILENT_DEADLINE, "{took:?}: it waited for those that say nothing");
         // All of them end, by their deadline at the latest.
         for mut one in silent {
             let ended = tokio::time::timeout(SOON, one.read(&mut [0])).await.expect("it ends");
             assert!(matches!(ended, Ok(0) | Err(_)));
+        }
+        port.abort();
+    }
+
+    /// A node has restarted, and an owner with many disks greets it for all of them at once.
+    #[tokio::test]
+    async fn a_burst_of_greetings_is_taken_whole() {
+        const BURST: usize = 400;
+        let directory = tempfile::tempdir().unwrap();
+        let (node, mut told) = node(directory.path()).await;
+        disk_of_a(&node, |record| {
+            (record.owner, record.mode) = (Some(NodeRef::new("b", 1)), Mode::WriteBack);
+            record.replicas = vec![NodeRef::new("a", 1)];
+        })
+        .await;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let port = tokio::spawn(peers(listener, node));
+        let replica = NodeRef::new("a", 1);
+        let greeting = Greeting { disk: "d".into(), owner: "b".into(), replica, purpose: Purpose::Replicate };
+        let greeting = greeting.encode();
+        let (first, rest) = greeting.split_at(10);
+        let mut burst = Vec::new();
+        for _ in 0..BURST {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(first).await.unwrap();
+            burst.push(stream);
+        }
+        for stream in &mut burst {
+            stream.write_all(rest).await.unwrap();
+        }
+        let mut taken = 0;
+        while taken < BURST {
+            let command = tokio::time::timeout(SOON, told.recv()).await.expect("one was ended").unwrap();
+            taken += usize::from(command.starts_with("Replicate"));
         }
         port.abort();
     }

@@ -33,6 +33,7 @@ pub mod nbd_address;
 pub mod network;
 pub mod operations;
 pub mod peer;
+pub mod places;
 pub mod plane;
 pub mod refusal;
 mod run;

@@ -20,7 +20,6 @@ use weir_task::JoinHandle;
 
 use crate::config::Config;
 use crate::control::disk::log_medium;
-use crate::control::grants::{GrantPlace, GrantPlaces};
 use crate::control::intents::Intents;
 use crate::control::node::{Here, Journal, Node};
 use crate::control::registry_copy::RegistryCopy;
@@ -32,6 +31,7 @@ use crate::control::{
 use crate::exports;
 use crate::identity::NodeIdentity;
 use crate::peer::{Greeting, Incoming, Network, Purpose};
+use crate::places::{Place, Places};
 use crate::refusal::{Refusal, Why};
 use crate::shard::messages::{Command, Notice};
 
@@ -200,7 +200,7 @@ impl Plane {
 pub async fn welcome(
     mut stream: impl Incoming,
     node: &Arc<Node>,
-    grants: &Arc<GrantPlaces>,
+    grants: &Arc<Places>,
     proven: Option<&str>,
 ) -> Result<(), Refusal> {
     let greeting = hear(&mut stream, node, proven).await?;
@@ -238,7 +238,7 @@ pub async fn admit(
     mut stream: impl Incoming,
     greeting: Greeting,
     node: &Arc<Node>,
-    grants: &Arc<GrantPlaces>,
+    grants: &Arc<Places>,
 ) -> Result<(), Refusal> {
     let admission = match Admission::of(greeting, node, grants).await {
         Ok(admission) => admission,
@@ -294,7 +294,7 @@ async fn part(stream: &mut impl Incoming) {
 /// What a greeting asks for, and the record allows.
 enum Admission {
     /// Questions about grants, of owners on the node that connects.
-    Grants { owner: String, place: GrantPlace },
+    Grants { owner: String, place: Place },
     /// Requests of a client on another node, of a disk that is about to move there.
     Client { owner: String, session: Session },
     /// The owner of a disk, on another node, has its log replicated here.
@@ -302,7 +302,7 @@ enum Admission {
 }
 
 impl Admission {
-    async fn of(greeting: Greeting, node: &Node, grants: &Arc<GrantPlaces>) -> Result<Admission, Refusal> {
+    async fn of(greeting: Greeting, node: &Node, grants: &Arc<Places>) -> Result<Admission, Refusal> {
         let Greeting { disk, owner, purpose, .. } = greeting;
         let not_allowed = |reason: String| Refusal::new(Why::NotAllowed, reason);
         match purpose {

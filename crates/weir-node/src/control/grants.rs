@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
@@ -22,6 +22,7 @@ use super::rights::wire::{Answer, Ask, FrameError, MOST_ENTRIES, Question, Refus
 use super::{Node, change};
 
 use crate::peer::{Duplex, Greeting, Purpose};
+use crate::places::Places;
 
 /// Longest time to ask the registry for the records that one question is about.
 const READ: Duration = Duration::from_millis(500);
@@ -35,41 +36,10 @@ const MOST_READS: usize = 16;
 /// yet (P10).
 const MOST_FROM_ONE: usize = 10;
 
-/// The grant connections of other nodes: each node has its own places, so that none can block another's seals.
-#[derive(Debug, Default)]
-pub struct GrantPlaces(Mutex<BTreeMap<String, usize>>);
-
-/// A place for one connection, as long as it lives.
-#[derive(Debug)]
-pub struct GrantPlace {
-    all: Arc<GrantPlaces>,
-    node: String,
-}
-
-impl GrantPlaces {
-    /// A place for a connection of `node`; `None` if it has too many.
-    #[must_use]
-    pub fn take(self: &Arc<GrantPlaces>, node: &str) -> Option<GrantPlace> {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.entry(node.to_owned()).or_default();
-        if *count == MOST_FROM_ONE {
-            return None;
-        }
-        *count += 1;
-        Some(GrantPlace { all: Arc::clone(self), node: node.to_owned() })
-    }
-}
-
-impl Drop for GrantPlace {
-    fn drop(&mut self) {
-        let mut counts = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.node) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.node);
-            }
-        }
-    }
+/// Places for the grant connections of other nodes: none can block another's seals.
+#[must_use]
+pub fn places() -> Arc<Places> {
+    Places::new(MOST_FROM_ONE)
 }
 
 /// Keeps the rights of the disks that this node owns alive, and ends those of disks that the registry gives to others.

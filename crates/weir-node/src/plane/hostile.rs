@@ -29,7 +29,8 @@ async fn greet(node: &Arc<Node>, proven: &str, greeting: &Greeting) -> Attempt {
     let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
     stream.write_all(&greeting.encode()).await.unwrap();
     let accepted = listener.accept().await.unwrap().0;
-    let welcomed = welcome(accepted, node, &Arc::default(), Some(proven)).await.map_err(|error| error.reason);
+    let welcomed =
+        welcome(accepted, node, &grants::places(), Some(proven)).await.map_err(|error| error.reason);
     Attempt { stream, welcomed }
 }
 
@@ -162,7 +163,7 @@ async fn frames_behind_a_refused_greeting_reach_nobody() {
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         stream.write_all(&[&asked.encode(), &behind[..]].concat()).await.unwrap();
         let accepted = listener.accept().await.unwrap().0;
-        assert!(welcome(accepted, &node, &Arc::default(), Some(&from)).await.is_err());
+        assert!(welcome(accepted, &node, &grants::places(), Some(&from)).await.is_err());
         assert!(is_dead(stream).await, "an answer to {asked:?}");
     }
     while let Ok(command) = told.try_recv() {
@@ -267,7 +268,7 @@ async fn no_node_takes_the_places_of_others_for_grants() {
     let directory = tempfile::tempdir().unwrap();
     let (node, _told) = node(directory.path()).await;
     two_disks(&node).await;
-    let places = Arc::default();
+    let places = grants::places();
     let connect = async |name: &str| {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut stream = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
