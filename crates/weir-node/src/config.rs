@@ -487,6 +487,10 @@ impl Config {
                 return bad("api.listen", listen, reason.to_owned());
             }
         }
+        if let Some(all) = self.nbd.tcp.iter().find(|one| one.address.ip().is_unspecified()) {
+            let reason = "clients are sent to this address: write the one that they reach, or several";
+            return bad("nbd.tcp", all, reason.to_owned());
+        }
         if self.identity.directory.is_none()
             && let Some(address) = self.nbd.tcp.iter().find(|one| !one.plaintext)
         {
@@ -680,7 +684,10 @@ mod tests {
         let secure = "{ address = \"127.0.0.1:10809\", plaintext = false }";
         assert_eq!(with(secure, identity), Ok(vec![address(near, false)]));
         assert!(with(secure, "").unwrap_err().contains("TLS is required there"));
-        assert!(with("\"0.0.0.0:10809\"", "").is_err(), "all addresses are more than loopback");
+        for all in ["\"0.0.0.0:10809\"", "{ address = \"[::]:10809\", plaintext = true }"] {
+            let refused = with(all, identity).unwrap_err();
+            assert!(refused.contains("write the one that they reach"), "{refused}");
+        }
         for (bad, words) in [
             ("\"10.0.0.1\"", "ADDRESS:PORT"),
             ("{ address = \"10.0.0.1:1\", plain = true }", "unknown field `plain`"),
