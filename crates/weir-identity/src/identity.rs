@@ -67,7 +67,7 @@ impl fmt::Display for Grant {
         match self {
             Grant::Role(role) => role.fmt(f),
             Grant::Exports(exports) => {
-                let all: Vec<&str> = exports.iter().map(ExportName::as_str).collect();
+                let all: Vec<&str> = exports.iter().map(ExportName::name).collect();
                 f.write_str(&all.join(", "))
             }
         }
@@ -95,12 +95,12 @@ pub struct Client {
 }
 
 impl Client {
-    /// Whether the client may see and open an export.
+    /// Whether the client may see and open the export of this name, which is that of the disk with the identity `disk`.
     #[must_use]
-    pub fn may_open(&self, export: &str) -> bool {
+    pub fn may_open(&self, export: &str, disk: Option<u64>) -> bool {
         match &self.grant {
             Grant::Role(_) => false,
-            Grant::Exports(exports) => exports.iter().any(|one| one.as_str() == export),
+            Grant::Exports(exports) => exports.iter().any(|one| one.is(export, disk)),
         }
     }
 
@@ -169,6 +169,18 @@ impl Identity {
             Identity::Authority(_) => None,
             Identity::Node(node) => Some(&node.name),
             Identity::Client(client) => Some(&client.name),
+        }
+    }
+
+    /// The same with its exports by name alone, for whichever disks.
+    #[must_use]
+    pub fn by_names(self) -> Identity {
+        match self {
+            Identity::Client(Client { cluster, name, grant: Grant::Exports(exports) }) => {
+                let exports = exports.into_iter().map(ExportName::of_any_disk).collect();
+                Identity::Client(Client { cluster, name, grant: Grant::Exports(exports) })
+            }
+            other => other,
         }
     }
 
@@ -283,7 +295,7 @@ mod tests {
 
     #[test]
     fn identities_are_read_back() {
-        let exports = ["a", "vol/b"].map(|one| one.parse().unwrap()).into();
+        let exports = ["a", "a#0123456789abcdef", "vol/b"].map(|one| one.parse().unwrap()).into();
         let all = [
             Identity::Authority(cluster()),
             Identity::Node(Node { cluster: cluster(), name: "n".parse().unwrap() }),
@@ -302,7 +314,9 @@ mod tests {
         let refused = |uris: &[String]| Identity::from_uris(uris.iter().map(String::as_str)).unwrap_err();
         let uri = |rest: &str| format!("weir://{c}/{rest}");
         assert_eq!(refused(&[]), NotAnIdentity::Nobody);
-        for bad in ["", "node", "node/", "node/a/b", "node/.a", "role/root", "CA", "ca/", "disk/a"] {
+        for bad in
+            ["", "node", "node/", "node/a/b", "node/.a", "role/root", "CA", "ca/", "disk/a", "export/a#1"]
+        {
             assert!(matches!(refused(&[uri(bad)]), NotAnIdentity::BadUri(_)), "{bad}");
         }
         let upper = format!("weir://{}/ca", "AB".repeat(16));
@@ -333,11 +347,11 @@ mod tests {
     #[test]
     fn a_grant_of_one_kind_permits_nothing_of_the_other() {
         let Identity::Client(admin) = client(Grant::Role(Role::Admin)) else { panic!("a client") };
-        assert!(!admin.may_open("a") && admin.role() == Some(Role::Admin));
+        assert!(!admin.may_open("a", None) && admin.role() == Some(Role::Admin));
         let Identity::Client(opens) = client(Grant::Exports(["a".parse().unwrap()].into())) else {
             panic!("a client")
         };
-        assert!(opens.may_open("a") && !opens.may_open("b") && opens.role().is_none());
+        assert!(opens.may_open("a", None) && !opens.may_open("b", None) && opens.role().is_none());
         assert!(Role::Viewer < Role::Operator && Role::Operator < Role::Admin);
     }
 }

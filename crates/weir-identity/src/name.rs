@@ -199,22 +199,45 @@ impl FromStr for Name {
     }
 }
 
-/// The name of an export: 1 to [`LONGEST_EXPORT`] letters, digits, `-`, `_`, `.`, `/`.
+/// The name of an export: 1 to [`LONGEST_EXPORT`] letters, digits, `-`, `_`, `.`, `/`; then, in a certificate for one disk, `#` and the
+/// 16 hexadecimal digits of the disk's identity, because a name may become another disk's.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub struct ExportName(String);
+pub struct ExportName {
+    name: String,
+    disk: Option<u64>,
+}
 
 impl ExportName {
-    /// The text.
+    /// The name.
     #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The export of the disk with this identity, and of no other that gets its name later.
+    #[must_use]
+    pub fn of_disk(self, id: u64) -> ExportName {
+        ExportName { disk: Some(id), ..self }
+    }
+
+    /// The export of whichever disk has the name.
+    #[must_use]
+    pub fn of_any_disk(self) -> ExportName {
+        ExportName { disk: None, ..self }
+    }
+
+    /// Whether this is the export `name` of the disk with the identity `disk`.
+    #[must_use]
+    pub fn is(&self, name: &str, disk: Option<u64>) -> bool {
+        self.name == name && (self.disk.is_none() || self.disk == disk)
     }
 }
 
 impl fmt::Display for ExportName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(&self.name)?;
+        self.disk.map_or(Ok(()), |id| write!(f, "#{id:016x}"))
     }
 }
 
@@ -222,9 +245,17 @@ impl FromStr for ExportName {
     type Err = Malformed;
     fn from_str(text: &str) -> Result<ExportName, Malformed> {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte);
-        let good = (1..=LONGEST_EXPORT).contains(&text.len()) && text.bytes().all(allowed);
-        let expected = "an export's name: use 1 to 255 letters, digits, '-', '_', '.', '/'";
-        if good { Ok(ExportName(text.into())) } else { Err(Malformed::new(text, expected)) }
+        let malformed =
+            || Malformed::new(text, "an export's name: use 1 to 255 letters, digits, '-', '_', '.', '/'");
+        let (name, id) = text.split_once('#').map_or((text, None), |(name, id)| (name, Some(id)));
+        if !(1..=LONGEST_EXPORT).contains(&name.len()) || !name.bytes().all(allowed) {
+            return Err(malformed());
+        }
+        let export = ExportName { name: name.into(), disk: None };
+        let Some(id) = id else { return Ok(export) };
+        let export = u64::from_str_radix(id, 16).map(|id| export.of_disk(id)).map_err(|_| malformed())?;
+        // One export has one form.
+        if export.to_string() == text { Ok(export) } else { Err(malformed()) }
     }
 }
 
@@ -283,10 +314,26 @@ mod tests {
         for bad in ["", ".a", "-a", "a b", "a/b", "ä", "a\0", &"x".repeat(65)] {
             assert!(bad.parse::<Name>().is_err(), "{bad:?}");
         }
-        assert!("vol/disk-1".parse::<ExportName>().is_ok());
-        for bad in ["", "a?b", "a b", "a%2f", &"x".repeat(256)] {
+        for good in ["vol/disk-1", "d#00000000000000ff"] {
+            assert_eq!(good.parse::<ExportName>().unwrap().to_string(), good);
+        }
+        for bad in [
+            "",
+            "a?b",
+            "a b",
+            "a%2f",
+            &"x".repeat(256),
+            "d#",
+            "d#ff",
+            "d#00000000000000FF",
+            "#00000000000000ff",
+        ] {
             assert!(bad.parse::<ExportName>().is_err(), "{bad:?}");
         }
+        let old: ExportName = "d".parse().unwrap();
+        assert!(old.is("d", None) && old.is("d", Some(1)) && !old.is("e", Some(1)));
+        let export = old.of_disk(1);
+        assert!(export.is("d", Some(1)) && !export.is("d", Some(2)) && !export.is("d", None));
     }
 
     #[test]

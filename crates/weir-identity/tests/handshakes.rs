@@ -354,7 +354,7 @@ fn nbd_asks_for_a_certificate_as_configured() {
         let nbd = || server.tls.nbd_server(&server.own, certificate).unwrap();
         let met = connect(nbd(), guest.tls.nbd_client(Some(&guest.own), None).unwrap()).0.unwrap();
         let Identity::Client(who) = met.other.unwrap().identity.clone() else { panic!("a client") };
-        assert!(who.may_open("vm1") && !who.may_open("vm2") && who.role().is_none());
+        assert!(who.may_open("vm1", None) && !who.may_open("vm2", None) && who.role().is_none());
         let anonymous = connect(nbd(), guest.tls.nbd_client(None, None).unwrap());
         assert_eq!(anonymous.0.is_ok(), lets_nobody_in);
         if !lets_nobody_in {

@@ -357,7 +357,7 @@ fn both_ends_of_this_crate_meet_over_tls() {
         let (who, size) = with_server(&cluster, mode, ClientCertificate::Required, |port| open(port, config));
         assert_eq!(size, Ok(SIZE));
         let Some(Identity::Client(client)) = who.unwrap() else { panic!("a client") };
-        assert!(client.may_open("disk") && !client.may_open("other"));
+        assert!(client.may_open("disk", None) && !client.may_open("other", None));
     }
     let anonymous = cluster.client_config(None);
     let (who, size) =

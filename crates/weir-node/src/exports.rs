@@ -10,15 +10,16 @@ use std::sync::Arc;
 
 use weir_block::{LayerInfo, Nanos};
 use weir_cluster::view::Seen;
-use weir_export::nbd::{AcceptedClient, Attach};
-use weir_identity::OtherEnd;
+use weir_export::nbd::{AcceptedClient, Attach, Refused};
+use weir_identity::{Identity, OtherEnd};
 use weir_nbd::server::{Directory, ExportInfo, Listed, NotServed};
 
 use crate::control::Node;
 use crate::control::decide::is_live;
 use crate::operations::Operations;
+use crate::places::Places;
 use crate::shard::messages::Command;
-use crate::throttles::{NBD_REFUSED, NBD_REFUSED_EVENT};
+use crate::throttles::nbd_refused;
 pub use listen::listen;
 use relay::{Relays, may_follow};
 
@@ -27,13 +28,19 @@ pub struct Exports {
     node: Arc<Node>,
     operations: Operations,
     relays: Arc<Relays>,
+    /// Connections over TLS, by their clients.
+    places: Arc<Places>,
 }
+
+/// Connections of one client over TLS at once, to all disks. Each costs two descriptors and buffers, and a hypervisor with the
+/// disks of all its guests has fewer by far (P10).
+const MOST_OF_CLIENT: usize = 1024;
 
 impl Exports {
     /// The exports of `node`.
     #[must_use]
     pub fn new(node: Arc<Node>, operations: Operations) -> Exports {
-        Exports { node, operations, relays: Arc::default() }
+        Exports { node, operations, relays: Arc::default(), places: Places::new(MOST_OF_CLIENT) }
     }
 
     /// A disk that another node owns, and whose clients may come here already.
@@ -116,15 +123,24 @@ impl Attach for Exports {
 
     fn admit(&self, client: OtherEnd, socket: BorrowedFd<'_>) -> Result<Arc<dyn Any + Send + Sync>, String> {
         let identity = self.node.identity.as_ref().ok_or("this node has no identity")?;
-        Ok(identity.admit(client, &socket)?)
+        let who = client.facts().identity.to_string();
+        let place = self.places.take(&who);
+        let place = place.ok_or_else(|| format!("{who} has {MOST_OF_CLIENT} connections already"))?;
+        Ok(Arc::new((identity.admit(client, &socket)?, place)))
     }
 
-    fn refused(&self, from: SocketAddr, reason: &str) {
-        if let Some(left_out) = NBD_REFUSED.pass(Nanos::now()) {
+    fn may_open(&self, client: &Identity, export: &str) -> bool {
+        let Identity::Client(client) = client else { return false };
+        client.may_open(export, self.node.records.disk(export).map(|record| record.id))
+    }
+
+    fn refused(&self, from: SocketAddr, why: Refused, reason: &str) {
+        let (log, event) = nbd_refused(why);
+        if let Some(left_out) = log.pass(Nanos::now()) {
             tracing::warn!(%from, reason, left_out, "an NBD client was refused");
         }
         // Rarely: events of an attacker must not displace others.
-        if NBD_REFUSED_EVENT.pass(Nanos::now()).is_some() {
+        if event.pass(Nanos::now()).is_some() {
             let text = format!("an NBD client at {from} was refused: {reason}");
             self.node.journal.tell("nbd-refused", &self.node.config.name, text);
         }
@@ -138,5 +154,73 @@ pub fn attach(node: &Node, client: AcceptedClient) {
     // A shard that is so far behind would not serve one client more; dropping it disconnects it.
     if node.shards.try_send(&disk, command).is_err() {
         tracing::warn!(disk, "the shard's queue is full: refusing a client");
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixStream;
+
+    use weir_cluster::records::{Record, keys};
+    use weir_cluster::registry::Transaction;
+    use weir_identity::{Grant, Key};
+
+    use super::*;
+    use crate::cluster::unix_seconds as now;
+    use crate::control::disk::tests::{disk_of_a, node};
+    use crate::identity::NodeIdentity;
+    use crate::identity::tests::{authority, joined};
+
+    /// Node `a` with an identity, and the end of a client whose certificate opens disk 7, `d`.
+    async fn exports(directory: &std::path::Path) -> (Exports, OtherEnd) {
+        let (mut node, mut told) = node(directory).await;
+        tokio::spawn(async move { while told.recv().await.is_some() {} });
+        let (authority, own) = (authority(1), directory.join("identity"));
+        joined(&own, &authority, "a", now());
+        let identity = NodeIdentity::load(&own, "a").unwrap();
+        Arc::get_mut(&mut node).expect("nobody else has it yet").identity = Some(identity);
+        disk_of_a(&node, |record| record.id = 7).await;
+        let operations = Operations::new(Arc::clone(&node), Arc::default(), Arc::default());
+        let grant = Grant::Exports(["d#0000000000000007".parse().unwrap()].into());
+        let key = Key::generate().unwrap().public();
+        let issued = authority.issue_client(&"guest".parse().unwrap(), &grant, &key, now(), 3600).unwrap();
+        let exports = Exports { places: Places::new(2), ..Exports::new(node, operations) };
+        (exports, OtherEnd::read(&issued.chain[0]).unwrap())
+    }
+
+    /// P10: each connection costs descriptors and buffers.
+    #[tokio::test]
+    async fn a_client_has_a_number_of_connections_of_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let (exports, client) = exports(directory.path()).await;
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let open = || exports.admit(client.clone(), socket.as_fd());
+        let first = open().unwrap();
+        let _second = open().unwrap();
+        let refused = open().err().expect("a third one");
+        assert!(refused.contains("client guest has"), "{refused}");
+        drop(first);
+        open().expect("the first one has ended");
+    }
+
+    #[tokio::test]
+    async fn a_certificate_does_not_outlive_its_disk() {
+        let directory = tempfile::tempdir().unwrap();
+        let (exports, client) = exports(directory.path()).await;
+        let (node, who) = (Arc::clone(&exports.node), &client.facts().identity);
+        assert!(exports.may_open(who, "d") && !exports.may_open(who, "e"));
+        node.registry.transact(Transaction::new().delete(keys::disk("d"))).await.unwrap();
+        let mut disks = node.records.disks.changes();
+        disks.wait_for(|known| !known.contains_key("d")).await.unwrap();
+        assert!(!exports.may_open(who, "d"), "it is gone");
+        let again = disk_of_a(&node, |record| record.id = 8).await;
+        assert!(!exports.may_open(who, "d"), "another one has its name");
+        let entry = node.registry.get(&keys::disk("d")).await.unwrap().unwrap();
+        let same = weir_cluster::records::DiskRecord { id: 7, ..again };
+        node.registry.transact(same.replace(&entry)).await.unwrap();
+        disks.wait_for(|known| known.get("d").is_some_and(|disk| disk.id == 7)).await.unwrap();
+        assert!(exports.may_open(who, "d"));
     }
 }

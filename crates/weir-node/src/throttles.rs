@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use weir_block::Throttle;
+use weir_export::nbd::Refused;
 
 use crate::refusal::Why;
 
@@ -40,12 +41,24 @@ pub(crate) fn turned_away(why: Why) -> (&'static Throttle, &'static Throttle) {
 /// A client of a disk that follows its guest is turned away.
 pub(crate) static FOLLOWER_REFUSED: Throttle = Throttle::new("follower-turned-away", Duration::from_secs(1));
 
-/// An NBD client is refused where TLS is required.
-pub(crate) static NBD_REFUSED: Throttle = Throttle::new("nbd-client-refused", Duration::from_secs(1));
+/// NBD clients that are refused where TLS is required, in the log, by the reason.
+static NBD_PLAIN_TEXT: Throttle = Throttle::new("nbd-plain-text", LINE);
+static NBD_NOT_ADMITTED: Throttle = Throttle::new("nbd-not-admitted", LINE);
+static NBD_NOT_ALLOWED: Throttle = Throttle::new("nbd-not-allowed", LINE);
 
-/// An event says that an NBD client is refused.
-pub(crate) static NBD_REFUSED_EVENT: Throttle =
-    Throttle::new("nbd-client-refused-event", Duration::from_secs(10));
+/// The same as events.
+static NBD_PLAIN_TEXT_EVENT: Throttle = Throttle::new("nbd-plain-text-event", EVENT);
+static NBD_NOT_ADMITTED_EVENT: Throttle = Throttle::new("nbd-not-admitted-event", EVENT);
+static NBD_NOT_ALLOWED_EVENT: Throttle = Throttle::new("nbd-not-allowed-event", EVENT);
+
+/// The limits of lines and of events that say that an NBD client is refused.
+pub(crate) fn nbd_refused(why: Refused) -> (&'static Throttle, &'static Throttle) {
+    match why {
+        Refused::PlainText => (&NBD_PLAIN_TEXT, &NBD_PLAIN_TEXT_EVENT),
+        Refused::NotAdmitted => (&NBD_NOT_ADMITTED, &NBD_NOT_ADMITTED_EVENT),
+        Refused::NotAllowed => (&NBD_NOT_ALLOWED, &NBD_NOT_ALLOWED_EVENT),
+    }
+}
 
 /// A connection to the API over TLS is refused.
 pub(crate) static API_REFUSED: Throttle = Throttle::new("api-connection-refused", Duration::from_secs(1));
@@ -57,11 +70,15 @@ pub(crate) static JOIN_FAILED: Throttle = Throttle::new("not-joined-again", Dura
 pub(crate) static LOOK_FAILED: Throttle = Throttle::new("look-failed", Duration::from_secs(10));
 
 /// All limits of this process.
-pub(crate) fn all() -> [&'static Throttle; 17] {
+pub(crate) fn all() -> [&'static Throttle; 21] {
     [
         &API_REFUSED,
-        &NBD_REFUSED,
-        &NBD_REFUSED_EVENT,
+        &NBD_PLAIN_TEXT,
+        &NBD_PLAIN_TEXT_EVENT,
+        &NBD_NOT_ADMITTED,
+        &NBD_NOT_ADMITTED_EVENT,
+        &NBD_NOT_ALLOWED,
+        &NBD_NOT_ALLOWED_EVENT,
         &PEER_SILENT,
         &PEER_SILENT_EVENT,
         &PEER_UNPROVEN,

@@ -313,16 +313,20 @@ fn nbd(hosts: &Hosts) {
     let both = place.fails("cluster client x --role viewer --export db --directory x --api h1/api.sock", 2);
     assert!(both.contains("cannot be used with"), "{both}");
     place.fails("cluster client x --directory x --api h1/api.sock", 2);
-    let made = place.json("cluster client guest --export db --directory guest --api h1/api.sock");
-    assert_shape(&made, "cluster client");
-    let text = place.ok("cluster client late --export db --export x --directory late --api h1/api.sock");
-    assert!(text.contains("late may open db, x; its key"), "{text}");
-    for disk in ["db", "other"] {
+    let early = place.fails("cluster client guest --export db --directory guest --api h1/api.sock", 3);
+    assert!(early.contains("there is no disk db"), "{early}");
+    let create = |disk: &str| {
         place.ok(&format!(
             "disk create {disk} --volume pool --size 16MiB --policy write-through --api h1/api.sock"
         ));
         place.ok(&format!("disk export {disk} --on n1 --api h1/api.sock"));
-    }
+    };
+    create("db");
+    create("other");
+    let made = place.json("cluster client guest --export db --directory guest --api h1/api.sock");
+    assert_shape(&made, "cluster client");
+    let text = place.ok("cluster client late --export db --export other --directory late --api h1/api.sock");
+    assert!(text.contains("late may open db, other; its key"), "{text}");
     let status = place.json("status --api h1/api.sock");
     assert_eq!(status["nbd"][0]["plaintext"], false);
     assert_shape(&status, "status");
@@ -403,6 +407,11 @@ while True:
             .any(|line| line.contains("an NBD client was refused") && line.contains("revoked"))
             .then_some(())
     });
+    // A certificate is for a disk, not for whichever has its name.
+    place.ok("disk delete db --yes --api h1/api.sock");
+    create("db");
+    let (done, said) = qemu("guest", &at_n1, "127.0.0.1", &["read 0 4k"]);
+    assert!(!done && said.contains("an earlier disk of that name"), "{said}");
     for disk in ["db", "other"] {
         place.ok(&format!("disk delete {disk} --yes --api h1/api.sock"));
     }

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
-use weir_identity::OtherEnd;
+use weir_identity::{Identity, OtherEnd};
 use weir_nbd::server::Session;
 
 /// A client that has chosen an export.
@@ -21,6 +21,17 @@ pub struct AcceptedClient {
     pub via: Option<String>,
 }
 
+/// Why a client is refused where TLS is required. One kind of noise must not hide another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refused {
+    /// It speaks plain text.
+    PlainText,
+    /// It has not proven who it is, or has too many connections.
+    NotAdmitted,
+    /// It asks for an export that its certificate does not open.
+    NotAllowed,
+}
+
 /// The node, as a listener uses it: on the control plane, so no call may block.
 pub trait Attach: Send + Sync {
     /// Brings a client to the shard that owns its disk. Dropping the client disconnects it.
@@ -33,7 +44,10 @@ pub trait Attach: Send + Sync {
     /// The certificate does not count any more; in words.
     fn admit(&self, client: OtherEnd, socket: BorrowedFd<'_>) -> Result<Arc<dyn Any + Send + Sync>, String>;
 
-    /// A client at `from` was refused where TLS is required: it has not proven who it is, or wants an export that it may not
-    /// open. `reason` is a sentence without its subject's address. Anybody who reaches the port causes such calls.
-    fn refused(&self, from: SocketAddr, reason: &str);
+    /// Whether the certificate of `client` opens the disk that is exported under this name now.
+    fn may_open(&self, client: &Identity, export: &str) -> bool;
+
+    /// A client at `from` was refused where TLS is required. `reason` is a sentence without its subject's address. Anybody who
+    /// reaches the port causes such calls.
+    fn refused(&self, from: SocketAddr, why: Refused, reason: &str);
 }

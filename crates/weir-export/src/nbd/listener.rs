@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use weir_nbd::server::Directory;
@@ -24,6 +24,11 @@ const BACKLOG: i32 = 4096;
 
 /// Pause after the process has run out of descriptors or memory, before the next connection is accepted.
 const BREATHER: Duration = Duration::from_millis(100);
+
+/// Silence of a client after which the kernel asks its host whether it is there, pause until it asks again, and how often it does.
+const SILENCE: Duration = Duration::from_secs(60);
+const PROBE: Duration = Duration::from_secs(15);
+const PROBES: u32 = 4;
 
 /// The address to listen on.
 #[derive(Clone, Debug)]
@@ -184,6 +189,7 @@ impl Listener {
             Socket::Tcp { listener, tls } => {
                 let (stream, from) = listener.accept().await?;
                 stream.set_nodelay(true)?;
+                keep_alive(&stream)?;
                 let stream = match tls {
                     None => Stream::Tcp(stream),
                     Some(config) => Stream::Tls(stream, from, Arc::clone(config)),
@@ -232,6 +238,16 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
     UnixListener::from_std(socket.into())
 }
 
+/// The kernel finds out that the other host is gone, though no request is under way for days: the connection would take its place
+/// for ever (P10).
+fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+    sockopt::set_tcp_keepidle(stream, SILENCE)?;
+    sockopt::set_tcp_keepintvl(stream, PROBE)?;
+    sockopt::set_tcp_keepcnt(stream, PROBES)?;
+    sockopt::set_socket_keepalive(stream, true)?;
+    Ok(())
+}
+
 /// A connection before its handshake.
 enum Stream {
     Unix(UnixStream),
@@ -253,5 +269,21 @@ impl Stream {
                 secure::shake_hands((stream, from), config, directory, attach, heard).await
             }
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_host_that_has_gone_is_found_out() {
+        let address = ListenAddress::Tcp { address: ([127, 0, 0, 1], 0).into(), beyond_loopback: false };
+        let listener = Listener::bind(&address, ListenerConfig::default()).await.unwrap();
+        let _client = TcpStream::connect(listener.local_address().unwrap()).await.unwrap();
+        let (Stream::Tcp(stream), _) = listener.accept().await.unwrap() else { panic!("TCP") };
+        assert!(sockopt::socket_keepalive(&stream).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&stream).unwrap(), SILENCE);
     }
 }

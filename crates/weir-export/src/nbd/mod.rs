@@ -19,7 +19,7 @@ mod negotiation;
 mod replies;
 mod secure;
 
-pub use client::{AcceptedClient, Attach};
+pub use client::{AcceptedClient, Attach, Refused};
 pub use connection::{BAD_REQUESTS, Limits};
 pub use disk::NbdDisk;
 pub use listener::{ListenAddress, ListenError, Listener, ListenerConfig};

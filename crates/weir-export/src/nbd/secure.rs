@@ -6,7 +6,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustls::{Connection, ServerConfig};
@@ -18,7 +18,7 @@ use weir_identity::{Grant, Identity, explain, other_end};
 use weir_nbd::protocol::TlsMode;
 use weir_nbd::server::{Directory, ExportInfo, HandshakeError, Listed, NotServed, TlsHandshake};
 
-use super::client::{AcceptedClient, Attach};
+use super::client::{AcceptedClient, Attach, Refused};
 use super::negotiation::{Agreed, End, Noted, negotiate};
 use crate::handshakes::Heard;
 
@@ -48,16 +48,18 @@ pub(super) async fn shake_hands(
         Err(end) => {
             match &end {
                 End::Refused(error @ HandshakeError::BytesBeforeTls) => {
-                    attach.refused(from, &error.to_string());
+                    attach.refused(from, Refused::PlainText, &error.to_string());
                 }
-                _ if handshake.has_insisted_on_plain_text() => attach.refused(from, PLAIN_TEXT),
+                _ if handshake.has_insisted_on_plain_text() => {
+                    attach.refused(from, Refused::PlainText, PLAIN_TEXT);
+                }
                 _ => {}
             }
             return Err(end);
         }
     }
     let refused = |reason: String| {
-        attach.refused(from, &reason);
+        attach.refused(from, Refused::NotAdmitted, &reason);
         End::Untrusted(reason)
     };
     let mut stream = encrypt(stream, config, refused).await?;
@@ -65,12 +67,10 @@ pub(super) async fn shake_hands(
     let (socket, connection) = stream.get_ref();
     let other = other_end(connection).map_err(|error| refused(error.to_string()))?;
     let other = other.ok_or_else(|| refused(NO_CERTIFICATE.into()))?;
-    let permitted = Permitted { all: directory, who: other.identity.clone(), denied: OnceLock::new() };
+    let permitted =
+        Permitted { all: directory, attach, from, who: other.identity.clone(), told: Mutex::default() };
     let kept = attach.admit(other, socket.stream.as_fd()).map_err(refused)?;
     let agreed = negotiate(&mut stream, &mut handshake, &permitted, &mut out).await;
-    if let Some(reason) = permitted.denied.get() {
-        attach.refused(from, reason);
-    }
     let Agreed::Session(session) = agreed? else {
         return Err(io::Error::other("TLS begins within TLS").into());
     };
@@ -123,14 +123,16 @@ impl Directory for Nothing {
 /// The exports that a certificate names. Of all others the client does not learn whether they exist.
 struct Permitted<'a> {
     all: &'a dyn Directory,
+    attach: &'a dyn Attach,
+    from: SocketAddr,
     who: Identity,
-    /// The first refusal.
-    denied: OnceLock<String>,
+    /// The last refusal: clients ask for an export more than once.
+    told: Mutex<String>,
 }
 
 impl Permitted<'_> {
     fn may_open(&self, name: &str) -> bool {
-        matches!(&self.who, Identity::Client(client) if client.may_open(name))
+        self.attach.may_open(&self.who, name)
     }
 
     fn forbidden(&self, name: &str) -> NotServed {
@@ -139,7 +141,9 @@ impl Permitted<'_> {
         let reason = match who {
             Identity::Client(client) => match &client.grant {
                 Grant::Exports(_) => {
-                    format!("{who} may not open {name:?}: its certificate names other exports")
+                    format!(
+                        "{who} may not open {name:?}: its certificate names other exports, or an earlier disk of that name"
+                    )
                 }
                 Grant::Role(role) => {
                     format!("{who} has a certificate for the API ({role}), which opens no export; {makes}")
@@ -147,7 +151,13 @@ impl Permitted<'_> {
             },
             _ => format!("the certificate of {who} opens no export; {makes}"),
         };
-        NotServed::Forbidden(self.denied.get_or_init(|| reason).clone())
+        // At once: a client that tries names need not end its handshake.
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if *told != reason {
+            self.attach.refused(self.from, Refused::NotAllowed, &reason);
+            told.clone_from(&reason);
+        }
+        NotServed::Forbidden(reason)
     }
 }
 

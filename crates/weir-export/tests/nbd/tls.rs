@@ -254,6 +254,35 @@ fn a_client_sees_only_what_its_certificate_names() {
 
 type Secure = StreamOwned<ClientConnection, TcpStream>;
 
+/// A client that tries names learns which of them exist from nobody, and is noticed although it does not end its handshake.
+#[test]
+fn each_name_that_is_tried_is_told_at_once() {
+    let cluster = Cluster::new();
+    let server = serve(&cluster);
+    let mut stream = TcpStream::connect(server.tls()).unwrap();
+    let option = |number: u32, data: &[u8]| {
+        let length = (data.len() as u32).to_be_bytes();
+        [b"IHAVEOPT", &number.to_be_bytes()[..], &length, data].concat()
+    };
+    stream.read_exact(&mut [0; 18]).unwrap();
+    stream.write_all(&[&3_u32.to_be_bytes()[..], &option(5, &[])].concat()).unwrap();
+    stream.read_exact(&mut [0; 20]).unwrap();
+    let name = ServerName::try_from("weir.invalid").unwrap();
+    let config = Arc::new(cluster.client_config(Some(&cluster.client("disk"))));
+    let mut secure = StreamOwned::new(ClientConnection::new(config, name).unwrap(), stream);
+    for tried in ["secret", "absent"] {
+        let length = (tried.len() as u32).to_be_bytes();
+        secure.write_all(&option(6, &[&length[..], tried.as_bytes(), &[0; 2]].concat())).unwrap();
+        secure.flush().unwrap();
+        let told = (0..200).find_map(|_| {
+            std::thread::sleep(Duration::from_millis(50));
+            server.refused().pop()
+        });
+        let told = told.expect("nobody is told");
+        assert!(told.contains(tried), "{told}");
+    }
+}
+
 /// Enters the transmission phase with simple replies.
 fn enter(
     server: &Server,

@@ -1,10 +1,11 @@
 //! Operators' requests: invitations, certificates of clients, revocations, the list.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
 use weir_cluster::registry::{Registry, RegistryError, Transaction};
 use weir_identity::{
-    CaCertificate, Condition, Endpoint, Holder, Host, Identity, Invitation, IssuedRecord, JoinAnswer,
+    CaCertificate, Condition, Endpoint, Grant, Holder, Host, Identity, Invitation, IssuedRecord, JoinAnswer,
     MOST_ENDPOINTS, Name, RecordId, Revocations, Store, TokenId, TokenRecord, admit_client,
     invite as make_token, lasts,
 };
@@ -15,6 +16,7 @@ use super::views::{
     CertificateView, ClusterView, Invite, Invited, NewClient, Revoke, Revoked, RevokedView, TokenView,
     Withdrawn,
 };
+use crate::control::change::read;
 use crate::error::{ApiError, ApiErrorKind};
 use crate::timestamps::rfc3339;
 
@@ -117,6 +119,7 @@ pub async fn client(
 ) -> Result<Option<JoinAnswer>, ApiError> {
     let NewClient { name, csr, ttl_seconds, .. } = wanted;
     let grant = wanted.grant().map_err(|reason| ApiError::new(ApiErrorKind::Invalid, reason))?;
+    let grant = for_disks(registry, grant).await?;
     for _ in 0..ATTEMPTS {
         let snapshot = Snapshot::read(registry).await?;
         let Some(authority) = admission::authority(store, &snapshot)? else { return Ok(None) };
@@ -131,6 +134,20 @@ pub async fn client(
         }
     }
     Err(busy())
+}
+
+/// The grant with the identities of its exports' disks: the certificate outlives none of them, though another disk may get the name.
+async fn for_disks(registry: &dyn Registry, grant: Grant) -> Result<Grant, ApiError> {
+    let Grant::Exports(names) = grant else { return Ok(grant) };
+    let mut exports = BTreeSet::new();
+    for export in names {
+        let (_, disk) = read(registry, export.name()).await.map_err(|error| {
+            ApiError::from(error)
+                .hint("a certificate is for a disk that there is: `weir disk list` shows them")
+        })?;
+        exports.insert(export.of_disk(disk.id));
+    }
+    Ok(Grant::Exports(exports))
 }
 
 /// Revokes a node or a client.

@@ -12,8 +12,10 @@ use std::thread::JoinHandle;
 
 use weir_block::{Completion, Layer, LayerInfo, Meter, Nanos, Reactor, ReactorConfig, Waker};
 use weir_export::Workspace;
-use weir_export::nbd::{AcceptedClient, Attach, Limits, ListenAddress, Listener, ListenerConfig, NbdDisk};
-use weir_identity::OtherEnd;
+use weir_export::nbd::{
+    AcceptedClient, Attach, Limits, ListenAddress, Listener, ListenerConfig, NbdDisk, Refused,
+};
+use weir_identity::{Identity, OtherEnd};
 use weir_nbd::server::{Directory, ExportInfo, Listed, NotServed};
 
 use super::layer::{FileLayer, Knobs};
@@ -134,7 +136,11 @@ impl Attach for Exports {
         Ok(admitted)
     }
 
-    fn refused(&self, from: SocketAddr, reason: &str) {
+    fn may_open(&self, client: &Identity, export: &str) -> bool {
+        matches!(client, Identity::Client(client) if client.may_open(export, None))
+    }
+
+    fn refused(&self, from: SocketAddr, _: Refused, reason: &str) {
         assert!(from.ip().is_loopback());
         self.refused.lock().unwrap().push(reason.to_owned());
     }
