@@ -197,6 +197,8 @@ pub async fn revoke(registry: &dyn Registry, wanted: &Revoke, now: u64) -> Resul
             certificates: certificates.len(),
             tokens: void.iter().map(|one| one.id).collect(),
             open_tokens: open.map(|one| one.id).collect(),
+            owns: Vec::new(),
+            copies: Vec::new(),
             done: !dry_run,
         };
         if *dry_run {

@@ -190,6 +190,10 @@ pub struct Revoked {
     pub tokens: Vec<TokenId>,
     /// Open tokens for any name: whoever has one can still join.
     pub open_tokens: Vec<TokenId>,
+    /// Disks that the node owns, as this one knows: it destages and closes them before it stops.
+    pub owns: Vec<String>,
+    /// Disks of whose logs it keeps copies: their owners replace it.
+    pub copies: Vec<String>,
     /// False for a dry run.
     pub done: bool,
 }

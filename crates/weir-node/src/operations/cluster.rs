@@ -45,12 +45,28 @@ impl Operations {
     /// # Errors
     /// As [`Operations::cluster`]; there is none of that name.
     pub async fn revoke(&self, wanted: Revoke) -> Answer<Revoked> {
-        let revoked = changes::revoke(&*self.node.registry, &wanted, now()).await?;
+        let mut revoked = changes::revoke(&*self.node.registry, &wanted, now()).await?;
+        if !wanted.client {
+            (revoked.owns, revoked.copies) = self.parts_of(revoked.name.as_str());
+        }
         if revoked.done {
             let text = format!("{} {} was revoked: {}", revoked.kind, revoked.name, wanted.reason);
             self.node.journal.tell("revoked", revoked.name.as_str(), text);
         }
         Ok(revoked)
+    }
+
+    /// The disks that a node owns, and those of whose logs it keeps copies.
+    fn parts_of(&self, node: &str) -> (Vec<String>, Vec<String>) {
+        let (mut owns, mut copies) = (Vec::new(), Vec::new());
+        self.node.records.for_each_disk(|disk| {
+            if disk.owner.as_ref().is_some_and(|owner| owner.node == node) {
+                owns.push(disk.name.clone());
+            } else if disk.replicas.iter().any(|replica| replica.node == node) {
+                copies.push(disk.name.clone());
+            }
+        });
+        (owns, copies)
     }
 
     /// Withdraws a token.

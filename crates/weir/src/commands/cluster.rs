@@ -174,6 +174,13 @@ fn revoked(it: &Revoked) -> String {
         let open: Vec<String> = it.open_tokens.iter().map(ToString::to_string).collect();
         text += &format!("\nopen tokens for any name stay: {}; whoever has one can join", open.join(", "));
     }
+    if !it.owns.is_empty() {
+        text += &format!("\nit owns {}: it destages and closes them, then stops", it.owns.join(", "));
+    }
+    if !it.copies.is_empty() {
+        text +=
+            &format!("\nit keeps copies of the logs of {}, whose owners replace it", it.copies.join(", "));
+    }
     text
 }
 
