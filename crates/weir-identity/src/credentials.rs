@@ -9,9 +9,11 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use zeroize::Zeroizing;
 
-use crate::certificate::{Facts, NotACertificate};
+use crate::certificate::{CaCertificate, Facts, NotACertificate};
 use crate::key::Key;
+use crate::name::Fingerprint;
 use crate::pem;
+use crate::tls::{NODE_API_PROTOCOL, PEER_PROTOCOL};
 
 /// A key and a certificate that do not belong together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -68,6 +70,13 @@ impl Credentials {
         &self.chain
     }
 
+    /// The authority that has signed the certificate, as the chain says.
+    #[must_use]
+    pub fn authority(&self) -> Option<Fingerprint> {
+        let authority = CaCertificate::from_der(self.chain.get(1)?).ok()?;
+        Some(authority.fingerprint())
+    }
+
     /// The key; a renewal may use it again.
     #[must_use]
     pub fn key(&self) -> &Key {
@@ -91,8 +100,17 @@ impl Credentials {
 }
 
 /// The present credentials; TLS configurations read them at every handshake, so that a renewal needs no new configuration.
+///
+/// During a rotation there are two: nodes get to see the present certificate, because they refuse one that was replaced; clients
+/// the former one, because the files of a client may not have the new authority.
 #[derive(Debug)]
-pub struct CredentialStore(RwLock<Arc<CertifiedKey>>);
+pub struct CredentialStore(RwLock<Shown>);
+
+#[derive(Debug)]
+struct Shown {
+    present: Arc<CertifiedKey>,
+    for_clients: Option<Arc<CertifiedKey>>,
+}
 
 impl CredentialStore {
     /// A store.
@@ -100,7 +118,8 @@ impl CredentialStore {
     /// # Errors
     /// [`BadCredentials::Unusable`].
     pub fn new(credentials: &Credentials) -> Result<Arc<CredentialStore>, BadCredentials> {
-        Ok(Arc::new(CredentialStore(RwLock::new(credentials.certified()?))))
+        let shown = Shown { present: credentials.certified()?, for_clients: None };
+        Ok(Arc::new(CredentialStore(RwLock::new(shown))))
     }
 
     /// Replaces the credentials, for handshakes from now on. Open connections stay.
@@ -109,19 +128,37 @@ impl CredentialStore {
     /// [`BadCredentials::Unusable`]; the former credentials stay.
     pub fn set(&self, credentials: &Credentials) -> Result<(), BadCredentials> {
         let certified = credentials.certified()?;
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = certified;
+        self.0.write().unwrap_or_else(PoisonError::into_inner).present = certified;
         Ok(())
     }
 
+    /// Shows other credentials to clients that are no nodes, for handshakes from now on; `None`: the same as to nodes.
+    ///
+    /// # Errors
+    /// As [`CredentialStore::set`].
+    pub fn set_for_clients(&self, credentials: Option<&Credentials>) -> Result<(), BadCredentials> {
+        let certified = credentials.map(Credentials::certified).transpose()?;
+        self.0.write().unwrap_or_else(PoisonError::into_inner).for_clients = certified;
+        Ok(())
+    }
+
+    // Only whole values are ever stored, so a panic elsewhere leaves a valid one.
     fn present(&self) -> Arc<CertifiedKey> {
-        // Only whole values are ever stored, so a panic elsewhere leaves a valid one.
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner).present)
+    }
+
+    fn for_clients(&self) -> Arc<CertifiedKey> {
+        let shown = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(shown.for_clients.as_ref().unwrap_or(&shown.present))
     }
 }
 
 impl ResolvesServerCert for CredentialStore {
-    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.present())
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        // Unproven, and without effect but on which of two good certificates is shown.
+        let of_node = |protocol: &[u8]| protocol == PEER_PROTOCOL || protocol == NODE_API_PROTOCOL;
+        let is_node = hello.alpn().is_some_and(|mut protocols| protocols.any(of_node));
+        Some(if is_node { self.present() } else { self.for_clients() })
     }
 }
 

@@ -57,7 +57,9 @@
 //! *`weir cluster revoke`*: [`Revocations::revoking_node`]; a join with a token of
 //! `invite --readmit`: [`Revocations::readmitting`]. *`rotate`*: a new [`Authority`], [`Store::create_next_authority`], then [`Authorities::introduce`],
 //! [`Authorities::renew`] and [`Store::promote_next_authority`], [`Authorities::retire`], each when the one before has reached
-//! everyone. *`list`*: [`IssuedRecord`]s with [`lasts`].
+//! everyone; [`Authorities::obstacles`] says who has not. Between the second step and the third a node shows clients its former
+//! certificate ([`Store::keep_former_node`], [`CredentialStore::set_for_clients`]): the files of a client from before the rotation
+//! name only the former authority. *`list`*: [`IssuedRecord`]s with [`lasts`].
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -107,10 +109,11 @@ pub use name::{
 pub use random::NoRandomness;
 pub use request::{BadRequest, MOST_HOSTS};
 pub use revocation::{Holder, Revocation, Revocations, RevokedSerial};
-pub use rotation::{Authorities, NodeTrusts, RotationRefused, StoredCa, Use};
+pub use rotation::{Authorities, NodeTrusts, Obstacle, RotationRefused, StoredCa, Use};
 pub use store::{Store, StoreError};
 pub use tls::{
-    API_PROTOCOL, ClientCertificate, PEER_PROTOCOL, Tls, joining_client, other_end, peer, provider,
+    API_PROTOCOL, ClientCertificate, NODE_API_PROTOCOL, PEER_PROTOCOL, Tls, joining_client, other_end, peer,
+    provider,
 };
 pub use token::{
     Claim, Endpoint, LONGEST_TOKEN, MOST_ENDPOINTS, MOST_PINS, Proof, Secret, Token, TokenError,

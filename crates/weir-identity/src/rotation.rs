@@ -11,8 +11,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::authority::IssuedRecord;
 use crate::certificate::{CaCertificate, NotACertificate};
+use crate::identity::Identity;
 use crate::invitation::TokenRecord;
-use crate::name::{Fingerprint, Name, TokenId};
+use crate::name::{Fingerprint, Name, Serial, TokenId};
 use crate::revocation::Revocations;
 use crate::when::{self, MOST_SKEW};
 
@@ -87,6 +88,39 @@ pub struct NodeTrusts {
     pub authorities: Vec<Fingerprint>,
 }
 
+/// Who holds back the next step of a rotation.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// A node that has not said that it trusts the new authority.
+    Unaware(Name),
+    /// A certificate that the authority to be removed has signed, and that counts.
+    Certificate {
+        /// Whose it is.
+        identity: Identity,
+        /// Its serial number.
+        serial: Serial,
+        /// Last second of its validity, since 1970.
+        until: u64,
+    },
+    /// An unused token: the host that has it would believe no certificate of the new authority.
+    Token {
+        /// The token.
+        id: TokenId,
+        /// First second at which it is no longer valid, since 1970.
+        until: u64,
+    },
+}
+
+impl std::fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Obstacle::Unaware(node) => write!(f, "node {node}"),
+            Obstacle::Certificate { identity, serial, .. } => write!(f, "{identity} (serial {serial})"),
+            Obstacle::Token { id, .. } => write!(f, "the unused token {id}"),
+        }
+    }
+}
+
 /// The reason why a step is not taken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RotationRefused {
@@ -113,22 +147,16 @@ pub enum RotationRefused {
         /// The time of the step.
         now: u64,
     },
-    /// Not everyone has heard of the new one.
+    /// Not everyone has heard of the new one, or would believe it.
     #[error(
-        "these nodes do not trust the new certificate authority yet: {}; wait for them, or remove those that will not come back",
+        "these do not trust the new certificate authority yet: {}; wait for the nodes, or revoke those that will not come back; wait \
+         until the tokens expire, or withdraw them",
         listed(.0)
     )]
-    NotEverywhere(Vec<Name>),
-    /// Hosts with these tokens would refuse every node.
-    #[error(
-        "these tokens do not name the new certificate authority, and hosts may still join with them: {}; wait until they expire, or \
-         withdraw them",
-        listed(.0)
-    )]
-    Invited(Vec<TokenId>),
+    NotEverywhere(Vec<Obstacle>),
     /// The one to be removed is needed.
     #[error("certificates of the certificate authority to be removed are in use: {}; renew or revoke them first", listed(.0))]
-    InUse(Vec<String>),
+    InUse(Vec<Obstacle>),
 }
 
 fn listed<T: ToString>(all: &[T]) -> String {
@@ -212,17 +240,9 @@ impl Authorities {
         let Authorities::Introducing { ca, next, .. } = self else {
             return Err(self.not("renewing certificates", "introducing another one"));
         };
-        let without = |one: &&NodeTrusts| !one.authorities.contains(&next.0.fingerprint());
-        let missing: Vec<Name> = members.iter().filter(without).map(|one| one.node.clone()).collect();
-        if !missing.is_empty() {
-            return Err(RotationRefused::NotEverywhere(missing));
-        }
-        // Until it has ended on every clock.
-        let open = |one: &&TokenRecord| one.is_open(now.saturating_sub(MOST_SKEW));
-        let without = |one: &&TokenRecord| !one.pins.contains(&next.0.fingerprint());
-        let invited: Vec<TokenId> = tokens.iter().filter(open).filter(without).map(|one| one.id).collect();
-        if !invited.is_empty() {
-            return Err(RotationRefused::Invited(invited));
+        let obstacles = unaware(next.0.fingerprint(), members, tokens, now);
+        if !obstacles.is_empty() {
+            return Err(RotationRefused::NotEverywhere(obstacles));
         }
         Ok(Authorities::Renewing { ca: next.clone(), former: ca.clone(), since: now })
     }
@@ -237,6 +257,28 @@ impl Authorities {
         };
         use_.free_of(former.0.fingerprint(), now)?;
         Ok(Authorities::Settled { ca: ca.clone() })
+    }
+
+    /// Who holds back the next step, in any phase: whom [`Authorities::renew`] or [`Authorities::retire`] would name.
+    #[must_use]
+    pub fn obstacles(&self, members: &[NodeTrusts], use_: Use<'_>, now: u64) -> Vec<Obstacle> {
+        match self {
+            Authorities::Settled { .. } => Vec::new(),
+            Authorities::Introducing { next, .. } => unaware(next.0.fingerprint(), members, use_.tokens, now),
+            Authorities::Renewing { former, .. } => use_.of(former.0.fingerprint(), now),
+        }
+    }
+
+    /// The next step, whoever holds it back: the caller answers for those. `None` if no rotation is under way.
+    #[must_use]
+    pub fn forced(&self, now: u64) -> Option<Authorities> {
+        match self {
+            Authorities::Settled { .. } => None,
+            Authorities::Introducing { ca, next, .. } => {
+                Some(Authorities::Renewing { ca: next.clone(), former: ca.clone(), since: now })
+            }
+            Authorities::Renewing { ca, .. } => Some(Authorities::Settled { ca: ca.clone() }),
+        }
     }
 
     /// A node with a certificate of `issuer` renews it now, whatever its age: the signer has changed.
@@ -268,21 +310,44 @@ pub struct Use<'a> {
 
 impl Use<'_> {
     fn free_of(&self, ca: Fingerprint, now: u64) -> Result<(), RotationRefused> {
-        // Ended on every clock of the cluster.
-        let ended = |last: u64| last.saturating_add(MOST_SKEW) < now;
-        let certificates = self
-            .issued
-            .iter()
-            .filter(|one| one.ca == ca && !ended(one.facts.not_after))
-            .filter(|one| self.revoked.covering(&one.facts).is_none())
-            .map(|one| format!("{} (serial {})", one.facts.identity, one.facts.serial));
-        // A host with such a token would refuse every node.
-        let tokens = self
-            .tokens
-            .iter()
-            .filter(|one| one.pins == [ca] && one.is_open(now.saturating_sub(MOST_SKEW)))
-            .map(|one| format!("the unused token {}", one.id));
-        let all: Vec<String> = certificates.chain(tokens).collect();
+        let all = self.of(ca, now);
         if all.is_empty() { Ok(()) } else { Err(RotationRefused::InUse(all)) }
     }
+
+    /// What the cluster's members and those who may join still have of an authority.
+    fn of(&self, ca: Fingerprint, now: u64) -> Vec<Obstacle> {
+        let counts = |one: &&IssuedRecord| {
+            // Ended on every clock of the cluster.
+            one.facts.not_after.saturating_add(MOST_SKEW) >= now
+                && self.revoked.covering(&one.facts).is_none()
+        };
+        // A client does not renew its certificate; a later one for the same name and rights takes its place.
+        let has_other = |one: &IssuedRecord| {
+            let same = |other: &IssuedRecord| other.ca != ca && other.facts.identity == one.facts.identity;
+            matches!(one.facts.identity, Identity::Client(_)) && self.issued.iter().filter(counts).any(same)
+        };
+        let of_ca = self.issued.iter().filter(counts).filter(|one| one.ca == ca && !has_other(one));
+        let certificates = of_ca.map(|one| Obstacle::Certificate {
+            identity: one.facts.identity.clone(),
+            serial: one.facts.serial,
+            until: one.facts.not_after,
+        });
+        // A host with such a token would refuse every node.
+        let tokens = self.tokens.iter().filter(|one| one.pins == [ca]).filter_map(|one| open(one, now));
+        certificates.chain(tokens).collect()
+    }
+}
+
+/// Who would not believe a certificate of the authority `next`.
+fn unaware(next: Fingerprint, members: &[NodeTrusts], tokens: &[TokenRecord], now: u64) -> Vec<Obstacle> {
+    let nodes = members.iter().filter(|one| !one.authorities.contains(&next));
+    let nodes = nodes.map(|one| Obstacle::Unaware(one.node.clone()));
+    let tokens = tokens.iter().filter(|one| !one.pins.contains(&next)).filter_map(|one| open(one, now));
+    nodes.chain(tokens).collect()
+}
+
+/// A token that a host may still use, until it has ended on every clock.
+fn open(token: &TokenRecord, now: u64) -> Option<Obstacle> {
+    let is_open = token.is_open(now.saturating_sub(MOST_SKEW));
+    is_open.then_some(Obstacle::Token { id: token.id, until: token.expires })
 }

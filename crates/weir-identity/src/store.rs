@@ -5,6 +5,7 @@
 //! | `ca.pem` | the authority's key and certificate | 0600 |
 //! | `ca-next.pem` | the same of the authority that follows, during a rotation | 0600 |
 //! | `node.pem` | the node's key and certificate, the authority's certificate | 0600 |
+//! | `node-former.pem` | the node's former key and certificate, during a rotation | 0600 |
 //! | `join.pem` | the key of a host that has asked to join and has no answer yet | 0600 |
 //! | `trust.pem` | certificates of all trusted authorities | 0644 |
 //! | `revoked.json` | what the cluster has revoked, as this node has heard last | 0644 |
@@ -35,6 +36,7 @@ use crate::revocation::Revocations;
 const CA: &str = "ca.pem";
 const NEXT: &str = "ca-next.pem";
 const NODE: &str = "node.pem";
+const FORMER: &str = "node-former.pem";
 const JOIN: &str = "join.pem";
 const TRUST: &str = "trust.pem";
 const REVOKED: &str = "revoked.json";
@@ -285,13 +287,45 @@ impl Store {
         self.write(NODE, SECRET, credentials.pem().as_bytes(), true)
     }
 
+    /// Keeps the node's credentials beside those that will replace them: for clients that do not know the new authority.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn keep_former_node(&self, credentials: &Credentials) -> Result<(), StoreError> {
+        self.write(FORMER, SECRET, credentials.pem().as_bytes(), true)
+    }
+
+    /// Removes the credentials of [`Store::keep_former_node`].
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn forget_former_node(&self) -> Result<(), StoreError> {
+        self.remove(FORMER)
+    }
+
+    /// Loads the credentials of [`Store::keep_former_node`]; `None` if there are none.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn former_node(&self) -> Result<Option<Credentials>, StoreError> {
+        match self.read_node(FORMER, "") {
+            Ok(credentials) => Ok(Some(credentials)),
+            Err(StoreError::Missing { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Loads the node's credentials.
     ///
     /// # Errors
     /// [`StoreError`].
     pub fn node(&self) -> Result<Credentials, StoreError> {
-        let text = self.read(NODE, "this host has not joined a cluster; see `weir cluster join`")?;
-        let damaged = |reason: String| self.damaged(NODE, reason);
+        self.read_node(NODE, "this host has not joined a cluster; see `weir cluster join`")
+    }
+
+    fn read_node(&self, name: &str, hint: &'static str) -> Result<Credentials, StoreError> {
+        let text = self.read(name, hint)?;
+        let damaged = |reason: String| self.damaged(name, reason);
         let key = key(&text).map_err(|error| damaged(error.to_string()))?;
         let chain = pem::certificates(&text).map_err(damaged)?;
         Credentials::new(key, chain).map_err(|error: BadCredentials| damaged(error.to_string()))

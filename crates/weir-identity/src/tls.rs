@@ -23,6 +23,9 @@ use crate::verify::{Accept, Members, Pinned};
 pub const PEER_PROTOCOL: &[u8] = b"weir-peer/1";
 /// Application protocol (ALPN) of the API.
 pub const API_PROTOCOL: &[u8] = b"http/1.1";
+/// Offered beside [`API_PROTOCOL`] by a node, which knows all authorities of the cluster and refuses a replaced certificate; never
+/// agreed on.
+pub const NODE_API_PROTOCOL: &[u8] = b"weir-node-api/1";
 
 /// Whether a server asks its clients for a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,6 +112,20 @@ impl Tls {
     ) -> Result<ClientConfig, Error> {
         let mut config = self.client(own, accept(expected))?;
         config.alpn_protocols = vec![API_PROTOCOL.to_vec()];
+        Ok(config)
+    }
+
+    /// For requests of a node to the API of the node `expected`.
+    ///
+    /// # Errors
+    /// As [`Tls::peer_server`].
+    pub fn node_api_client(
+        &self,
+        own: &Arc<CredentialStore>,
+        expected: &Name,
+    ) -> Result<ClientConfig, Error> {
+        let mut config = self.api_client(Some(own), Some(expected))?;
+        config.alpn_protocols.insert(0, NODE_API_PROTOCOL.to_vec());
         Ok(config)
     }
 

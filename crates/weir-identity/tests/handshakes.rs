@@ -342,6 +342,32 @@ fn the_api_takes_anyone_of_the_cluster_and_nobody_who_lies() {
     refused(outcome, "revoked", "this host's certificate is revoked");
 }
 
+/// A client's files from before a rotation name only the former authority; nodes refuse a certificate that was replaced.
+#[test]
+fn in_a_rotation_clients_see_the_former_certificate_and_nodes_the_new_one() {
+    let (old, new) = (authority(1), authority(1));
+    let both = || trust(&[&new, &old], Revocations::default());
+    let (former, present) = (node(&old, "server"), node(&new, "server"));
+    let server = End::new(&present, both());
+    server.own.set_for_clients(Some(&former)).unwrap();
+    let eve =
+        End::new(&client(&old, "eve", &Grant::Role(Role::Viewer)), trust(&[&old], Revocations::default()));
+    let other = End::new(&node(&new, "other"), trust(&[&new], Revocations::default()));
+    let api = || server.tls.api_server(&server.own).unwrap();
+    let nbd = || server.tls.nbd_server(&server.own, ClientCertificate::Required).unwrap();
+    let by_api = || connect(api(), eve.tls.api_client(Some(&eve.own), None).unwrap());
+    let by_nbd = || connect(nbd(), eve.tls.nbd_client(Some(&eve.own), None).unwrap());
+    let shown = |outcomes: (Outcome, Outcome)| outcomes.1.unwrap().other.unwrap().serial;
+    assert_eq!(shown(by_api()), former.facts().serial);
+    assert_eq!(shown(by_nbd()), former.facts().serial);
+    let node_api = other.tls.node_api_client(&other.own, &name("server")).unwrap();
+    assert_eq!(shown(connect(api(), node_api)), present.facts().serial);
+    assert_eq!(node_name(&peers(&server, &other).1), "node server");
+    // The former authority is removed: nobody sees that certificate any more.
+    server.own.set_for_clients(None).unwrap();
+    refused(by_api(), "authority", "not signed by a certificate authority of this cluster");
+}
+
 #[test]
 fn nbd_asks_for_a_certificate_as_configured() {
     let ca = authority(1);

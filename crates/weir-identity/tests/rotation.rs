@@ -6,8 +6,8 @@ mod common;
 use common::*;
 use proptest::prelude::*;
 use weir_identity::{
-    Authorities, Authority, Facts, Fingerprint, Holder, Invitation, IssuedRecord, NODE_LIFETIME, NodeTrusts,
-    Revocations, RotationRefused, TokenRecord, Use, invite,
+    Authorities, Authority, Facts, Fingerprint, Grant, Holder, Invitation, IssuedRecord, Key, NODE_LIFETIME,
+    NodeTrusts, Obstacle, Revocations, RotationRefused, TokenRecord, Use, invite,
 };
 
 fn fingerprint(authority: &Authority) -> Fingerprint {
@@ -61,7 +61,7 @@ fn a_rotation_goes_in_three_steps() {
     let (a, b) = (trusts("a", &[&old, &new]), trusts("b", &[&old]));
     assert_eq!(
         introducing.renew(&[a.clone(), b], &[], NOW).unwrap_err(),
-        RotationRefused::NotEverywhere(vec![name("b")])
+        RotationRefused::NotEverywhere(vec![Obstacle::Unaware(name("b"))])
     );
     let renewing = introducing.renew(&[a, trusts("b", &[&new, &old])], &[], NOW).unwrap();
     assert_eq!(renewing.signer(), new.certificate());
@@ -98,6 +98,29 @@ fn an_open_invitation_keeps_the_authority_that_it_names() {
     assert!(word.contains(&format!("the unused token {}", early[0].id)), "{word}");
     assert!(renewing.retire(with(&early), NOW + HOUR + 301).is_ok(), "expired");
     assert!(renewing.retire(with(&late), NOW).is_ok(), "it names the new one, too");
+}
+
+/// Clients do not renew their certificates: whoever has one of the new authority, with the same rights, is done.
+#[test]
+fn a_client_with_a_later_certificate_holds_nothing_back() {
+    let (old, new) = (authority(1), authority(1));
+    let introducing = settled(&old).introduce(new.certificate().clone(), NOW).unwrap();
+    let renewing = introducing.renew(&[], &[], NOW).unwrap();
+    let of = |authority: &Authority, exports: &[&str]| {
+        let grant = Grant::Exports(exports.iter().map(|one| one.parse().unwrap()).collect());
+        let key = Key::generate().unwrap().public();
+        authority.issue_client(&name("guest"), &grant, &key, NOW, DAY).unwrap().record
+    };
+    let before = of(&old, &["db"]);
+    let left = |issued: &[IssuedRecord]| renewing.obstacles(&[], Use { issued, ..NOTHING }, NOW);
+    let (identity, serial, until) =
+        (before.facts.identity.clone(), before.facts.serial, before.facts.not_after);
+    let itself = [Obstacle::Certificate { identity, serial, until }];
+    assert_eq!(left(std::slice::from_ref(&before)), itself);
+    assert_eq!(left(&[before.clone(), of(&new, &["db", "x"])]), itself, "other rights");
+    assert_eq!(left(&[before.clone(), of(&old, &["db"])]).len(), 2, "the same authority");
+    assert_eq!(left(&[before, of(&new, &["db"])]), []);
+    assert_eq!(renewing.forced(NOW).unwrap(), settled(&new), "whoever is left, if an operator says so");
 }
 
 #[test]

@@ -224,6 +224,7 @@ mod tests {
             (&post, "/v1/nodes/n1/remove", [true, false, false, true, true, false, false]),
             (&post, "/v1/cluster/invite", [true, false, false, false, true, false, false]),
             (&post, "/v1/cluster/revoke", [true, false, false, false, true, false, false]),
+            (&post, "/v1/cluster/rotate", [true, false, false, false, true, false, false]),
             (&post, "/v1/cluster/withdraw", [true, false, false, false, true, false, false]),
             (&post, "/v1/cluster/clients", [true, false, false, false, true, false, false]),
             (&post, "/v1/cluster/join", [true; 7]),

@@ -274,6 +274,9 @@ impl NodeView {
     /// The state of a node whose lease stands, and that takes disks.
     pub const UP: &str = "up";
 
+    /// The state of a node that the registry does not hear, and members of its disks' sets do.
+    pub const ISOLATED: &str = "isolated";
+
     /// The state of a drained node on which nothing counts any more.
     pub const MAINTENANCE: &str = "maintenance";
 

@@ -26,7 +26,9 @@ use crate::api::{
     Disks, DrainNode, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus,
     NodeWork, Owned, RecordProfile, Resize, RunLoad, SetPolicy, VolumeView, Volumes,
 };
-use crate::cluster::views::{ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Withdraw, Withdrawn};
+use crate::cluster::views::{
+    ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
+};
 
 use crate::https::{self, FORWARDED, NoAnswer};
 use crate::identity::{NodeIdentity, WallClock};
@@ -345,6 +347,14 @@ impl Client {
     /// As [`Client::status`].
     pub fn revoke(&self, revoke: &Revoke) -> Result<Revoked, ApiError> {
         self.post("/v1/cluster/revoke", revoke)
+    }
+
+    /// Begins a rotation of the cluster's authority, or goes on with it.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn rotate(&self, rotate: &Rotate) -> Result<RotationView, ApiError> {
+        self.post("/v1/cluster/rotate", rotate)
     }
 
     /// Withdraws a token.

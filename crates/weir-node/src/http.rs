@@ -27,7 +27,7 @@ use crate::api::{
     Export, Follow, Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetPolicy, Volumes,
 };
 use crate::client::INTENDED_FOR;
-use crate::cluster::views::{Invite, NewClient, Revoke, Withdraw};
+use crate::cluster::views::{Invite, NewClient, Revoke, Rotate, Withdraw};
 use crate::gate::Gate;
 use crate::https::FORWARDED;
 use crate::metrics;
@@ -248,6 +248,7 @@ fn of_cluster() -> Router<Operations> {
     let list = async |Ops(ops): Ops| json(ops.cluster().await);
     let invite = async |Ops(ops): Ops, Body(it): Body<Invite>| json(ops.invite(it).await);
     let revoke = async |Ops(ops): Ops, Body(it): Body<Revoke>| json(ops.revoke(it).await);
+    let rotate = async |Ops(ops): Ops, Body(it): Body<Rotate>| json(ops.rotate(it).await);
     let withdraw = async |Ops(ops): Ops, Body(it): Body<Withdraw>| json(ops.withdraw(it).await);
     let client = async |Ops(ops): Ops, Body(it): Body<NewClient>| json(ops.new_client(it).await);
     let join = async |Ops(ops): Ops, Message(it): Message| json(ops.join(&it).await);
@@ -257,6 +258,7 @@ fn of_cluster() -> Router<Operations> {
         .route("/v1/cluster", get(list))
         .route("/v1/cluster/invite", post(invite))
         .route("/v1/cluster/revoke", post(revoke))
+        .route("/v1/cluster/rotate", post(rotate))
         .route("/v1/cluster/withdraw", post(withdraw))
         .route("/v1/cluster/clients", post(client))
         .route("/v1/cluster/join", post(join))

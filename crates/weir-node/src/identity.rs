@@ -1,7 +1,7 @@
 //! This node's identity: the one place that opens its directory of keys, and makes TLS configurations of them.
 //!
 //! Whoever follows the registry's records of authorities and revocations calls [`NodeIdentity::set_trust`] for each change, and
-//! whoever renews the certificate [`NodeIdentity::set_credentials`]. Open connections are checked at each change of trust and
+//! whoever renews the certificate [`NodeIdentity::replace_credentials`]. Open connections are checked at each change of trust and
 //! regularly ([`NodeIdentity::recheck`]); those whose certificate does not count any more are ended under whoever uses them.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,10 +14,11 @@ use std::time::Duration;
 use rustls::pki_types::UnixTime;
 use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, ServerConfig};
+use tokio::sync::Notify;
 use weir_identity::{
     BadCredentials, BadTrust, CaCertificate, ClientCertificate, CredentialStore, Credentials, Facts,
-    Identity, Mistrust, Name, OtherEnd, Purpose, Revocations, Store, StoreError, Tls, Trust, TrustStore,
-    provider,
+    Fingerprint, Identity, Mistrust, Name, OtherEnd, Purpose, Revocations, Store, StoreError, Tls, Trust,
+    TrustStore, provider,
 };
 
 /// Open connections before those that have ended are first forgotten.
@@ -51,6 +52,21 @@ pub enum IdentityError {
         /// The reason.
         source: Mistrust,
     },
+    /// The authority that has signed the node's certificate does not count any more.
+    #[error(
+        "this node's own certificate in {directory}: {source}. If a rotation has removed that authority while this node was away: \
+         `weir cluster revoke {name}` and `weir cluster invite --readmit --for {name}` on another node, then move {directory} away, \
+         and join with that token",
+        directory = directory.display()
+    )]
+    OtherAuthority {
+        /// The directory.
+        directory: PathBuf,
+        /// The node.
+        name: Name,
+        /// The reason.
+        source: Mistrust,
+    },
     /// The authorities do not belong together.
     #[error("the authorities in {directory}: {source}", directory = directory.display())]
     Trust {
@@ -65,6 +81,19 @@ pub enum IdentityError {
     /// No TLS configuration.
     #[error("no TLS configuration can be made: {0}")]
     Tls(#[from] rustls::Error),
+}
+
+impl IdentityError {
+    /// The node's certificate in `directory` does not count.
+    pub(crate) fn mistrusted(directory: &Path, name: &Name, source: Mistrust) -> IdentityError {
+        let directory = directory.to_path_buf();
+        match source {
+            Mistrust::UnknownAuthority { .. } => {
+                IdentityError::OtherAuthority { directory, name: name.clone(), source }
+            }
+            source => IdentityError::Mistrusted { directory, source },
+        }
+    }
 }
 
 /// The wall clock: certificates are valid by it.
@@ -104,8 +133,12 @@ pub struct NodeIdentity {
     name: Name,
     tls: Tls,
     own: Arc<CredentialStore>,
-    /// The certificate in use.
-    certificate: Mutex<OtherEnd>,
+    /// The certificate in use, and the authority that has signed it.
+    certificate: Mutex<(OtherEnd, Option<Fingerprint>)>,
+    /// Last second of the former certificate's validity, which clients get to see during a rotation.
+    former_until: Mutex<Option<u64>>,
+    /// Other authorities are trusted than before.
+    authorities_changed: Notify,
     peer_server: Arc<ServerConfig>,
     admitted: Mutex<Vec<Weak<Admitted>>>,
     /// Where the APIs of the nodes are, by name, as they have announced it.
@@ -148,15 +181,42 @@ impl NodeIdentity {
             name: own_name,
             tls,
             own,
-            certificate: Mutex::new(certificate_of(&credentials).map_err(mistrusted)?),
+            certificate: Mutex::new((
+                certificate_of(&credentials).map_err(mistrusted)?,
+                credentials.authority(),
+            )),
+            former_until: Mutex::default(),
+            authorities_changed: Notify::new(),
             peer_server,
             admitted: Mutex::default(),
             apis: Mutex::default(),
         };
         match identity.check_own(&credentials) {
-            Ok(()) | Err(Mistrust::Expired { .. } | Mistrust::NotYet { .. }) => Ok(Arc::new(identity)),
-            Err(source) => Err(mistrusted(source)),
+            Ok(()) | Err(Mistrust::Expired { .. } | Mistrust::NotYet { .. }) => {}
+            Err(source) => return Err(IdentityError::mistrusted(&directory(), &identity.name, source)),
         }
+        identity.load_former();
+        Ok(Arc::new(identity))
+    }
+
+    /// Shows clients the former certificate of a rotation that is under way. Without it some of them are refused until they have
+    /// new files, which is no reason not to start.
+    fn load_former(&self) {
+        let shown = self.store.former_node().map_err(|error| error.to_string()).and_then(|former| {
+            let Some(former) = former.filter(|_| self.tls.trust.get().authorities().len() > 1) else {
+                return Ok(());
+            };
+            self.show_to_clients(Some(&former)).map_err(|error| error.to_string())
+        });
+        if let Err(reason) = shown {
+            tracing::warn!(reason, "clients with files from before the rotation cannot connect");
+        }
+    }
+
+    fn show_to_clients(&self, former: Option<&Credentials>) -> Result<(), BadCredentials> {
+        self.own.set_for_clients(former)?;
+        *lock(&self.former_until) = former.map(|former| former.facts().not_after);
+        Ok(())
     }
 
     fn check_own(&self, credentials: &Credentials) -> Result<(), Mistrust> {
@@ -195,7 +255,38 @@ impl NodeIdentity {
     /// The content of this node's certificate, whether it counts or not.
     #[must_use]
     pub fn certificate(&self) -> Facts {
-        lock(&self.certificate).facts().clone()
+        lock(&self.certificate).0.facts().clone()
+    }
+
+    /// Another authority signs than the one that has signed this node's certificate: it renews that now, whatever its age.
+    #[must_use]
+    pub fn must_renew(&self) -> bool {
+        let trust = self.tls.trust.get();
+        let signer = trust.authorities().first().map(CaCertificate::fingerprint);
+        lock(&self.certificate).1.is_some_and(|own| signer != Some(own))
+    }
+
+    /// Waits until other authorities are trusted than before. For one task.
+    pub async fn authorities_changed(&self) {
+        self.authorities_changed.notified().await;
+    }
+
+    /// Shows clients the present certificate once the former one has ended.
+    pub fn forget_ended_former(&self) {
+        if lock(&self.former_until).is_some_and(|until| until < now()) {
+            self.forget_former();
+        }
+    }
+
+    fn forget_former(&self) {
+        if lock(&self.former_until).is_none() {
+            return;
+        }
+        // To show no other needs no key, so it cannot fail.
+        let _ = self.show_to_clients(None);
+        if let Err(error) = self.store.forget_former_node() {
+            tracing::warn!(%error, "the former certificate stays on this host, where nobody uses it");
+        }
     }
 
     /// The content of this node's certificate.
@@ -203,7 +294,7 @@ impl NodeIdentity {
     /// # Errors
     /// It does not count at this time, with its revocation: peers refuse this node.
     pub fn own_certificate(&self) -> Result<Facts, Mistrust> {
-        let certificate = lock(&self.certificate).clone();
+        let certificate = lock(&self.certificate).0.clone();
         self.tls.trust.get().recheck(&certificate, now())?;
         Ok(certificate.facts().clone())
     }
@@ -257,7 +348,7 @@ impl NodeIdentity {
     /// # Errors
     /// [`IdentityError::Tls`].
     pub fn api_client(&self, expected: &Name) -> Result<Arc<ClientConfig>, IdentityError> {
-        Ok(Arc::new(self.tls.api_client(Some(&self.own), Some(expected))?))
+        Ok(Arc::new(self.tls.node_api_client(&self.own, expected)?))
     }
 
     /// For a connection to the node `expected`.
@@ -270,17 +361,29 @@ impl NodeIdentity {
         config.map(Arc::new).map_err(|error| IdentityError::Tls(error).to_string())
     }
 
-    /// Uses other credentials, which are in [`NodeIdentity::store`] already, for handshakes from now on.
+    /// Uses other credentials for handshakes from now on, and after a restart. Clients still get to see the former certificate if
+    /// another authority has signed it: their files may name only that one.
     ///
     /// # Errors
-    /// [`IdentityError::Credentials`]; the former ones stay.
-    pub fn set_credentials(&self, credentials: &Credentials) -> Result<(), IdentityError> {
+    /// The former credentials stay.
+    pub fn replace_credentials(&self, credentials: &Credentials) -> Result<(), IdentityError> {
         let certificate = certificate_of(credentials).map_err(|source| IdentityError::Mistrusted {
             directory: PathBuf::from("its renewal"),
             source,
         })?;
+        let authority = credentials.authority();
+        if lock(&self.certificate).1 != authority {
+            let former = self.store.node()?;
+            // An attempt that failed after it had stored its certificate has kept the former one.
+            if former.authority() != authority {
+                self.store.keep_former_node(&former)?;
+                self.show_to_clients(Some(&former))?;
+            }
+        }
+        // Durable before it is used: what is in force must survive a restart.
+        self.store.replace_node(credentials)?;
         self.own.set(credentials)?;
-        *lock(&self.certificate) = certificate;
+        *lock(&self.certificate) = (certificate, authority);
         Ok(())
     }
 
@@ -303,6 +406,12 @@ impl NodeIdentity {
         // A directory that cannot be written must not delay a revocation.
         self.tls.trust.set(trust);
         self.recheck().into_iter().for_each(&mut ended);
+        if former.authorities() != authorities {
+            self.authorities_changed.notify_one();
+        }
+        if authorities.len() == 1 {
+            self.forget_former();
+        }
         // Compared with what is stored: an earlier attempt may have failed.
         if !self.store.trust().is_ok_and(|stored| stored == authorities) {
             self.store.replace_trust(&authorities)?;

@@ -27,7 +27,7 @@ use weir_identity::Mistrust;
 use crate::accept;
 use crate::audit::Audit;
 use crate::backings::Backings;
-use crate::cluster::{follow, renewal};
+use crate::cluster::{follow, renewal, rotation};
 use crate::config::Config;
 use crate::control::node::{Node, random};
 use crate::control::{Shards, capacity, flash};
@@ -229,6 +229,7 @@ pub async fn run_with(
     let (expel, expelled) = oneshot::channel();
     services.spawn(follow::keep(Arc::clone(&node), tls_address, expel));
     services.spawn(renewal::keep(Arc::clone(&node)));
+    services.spawn(rotation::keep(Arc::clone(&node)));
     let backings = Arc::new(Backings::default());
     services.spawn(Arc::clone(&backings).watch(Arc::clone(&node)));
     let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks), backings);

@@ -170,9 +170,11 @@ impl From<NodeError> for Failure {
             NodeError::Identity(IdentityError::Store(error)) => ApiError::from(error).into(),
             NodeError::Revoked(_)
             | NodeError::Running(_)
-            | NodeError::Identity(IdentityError::OtherName { .. } | IdentityError::Mistrusted { .. }) => {
-                Failure::refused(error)
-            }
+            | NodeError::Identity(
+                IdentityError::OtherName { .. }
+                | IdentityError::Mistrusted { .. }
+                | IdentityError::OtherAuthority { .. },
+            ) => Failure::refused(error),
             error => Failure::failed(error),
         }
     }

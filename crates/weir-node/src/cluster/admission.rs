@@ -2,8 +2,8 @@
 
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_identity::{
-    Admission, Authority, Facts, JoinAnswer, JoinRefused, JoinRequest, NODE_LIFETIME, RenewRequest, Store,
-    StoreError, admit, renew,
+    Admission, Authority, Facts, Fingerprint, JoinAnswer, JoinRefused, JoinRequest, NODE_LIFETIME,
+    RenewRequest, Store, StoreError, admit, renew,
 };
 
 use super::records::{Snapshot, Unusable, transaction};
@@ -15,20 +15,25 @@ const ATTEMPTS: usize = 10;
 /// The authority that signs, if this node has its key.
 ///
 /// # Errors
-/// The key cannot be read; or the registry says that another authority signs.
+/// The key cannot be read.
 pub fn authority(store: &Store, snapshot: &Snapshot) -> Result<Option<Authority>, ApiError> {
-    let authority = match store.authority() {
-        Ok(authority) => authority,
-        Err(StoreError::Missing { .. }) => return Ok(None),
-        Err(error) => return Err(error.into()),
-    };
-    let (own, signs) = (authority.certificate().fingerprint(), snapshot.signer()?.fingerprint());
-    if own == signs {
-        return Ok(Some(authority));
+    Ok(key_of(store, snapshot.signer()?.fingerprint())?)
+}
+
+/// The authority `signer`, if this node has its key. A rotation may have made it the one that signs a moment ago, or while this
+/// node was down: its key is then still beside the former one. That of a former authority signs nothing.
+///
+/// # Errors
+/// [`StoreError`].
+pub fn key_of(store: &Store, signer: Fingerprint) -> Result<Option<Authority>, StoreError> {
+    for stored in [store.authority(), store.next_authority()] {
+        match stored {
+            Ok(authority) if authority.certificate().fingerprint() == signer => return Ok(Some(authority)),
+            Ok(_) | Err(StoreError::Missing { .. }) => {}
+            Err(error) => return Err(error),
+        }
     }
-    let message =
-        format!("this node has the key of authority {own}, and the registry says that {signs} signs");
-    Err(ApiError::new(ApiErrorKind::Failed, message))
+    Ok(None)
 }
 
 /// Decides on a host that joins, and writes the decision.

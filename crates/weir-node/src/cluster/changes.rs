@@ -12,6 +12,7 @@ use weir_identity::{
 
 use super::admission::{self, busy};
 use super::records::{Announced, Snapshot, Unusable, put, unchanged};
+use super::rotation;
 use super::views::{
     CertificateView, ClusterView, Invite, Invited, NewClient, Revoke, Revoked, RevokedView, TokenView,
     Withdrawn,
@@ -23,16 +24,16 @@ use crate::timestamps::rfc3339;
 /// Decisions on one request, while other changes come first.
 const ATTEMPTS: usize = 10;
 
-fn time(seconds: u64) -> String {
+pub(super) fn time(seconds: u64) -> String {
     rfc3339(seconds.saturating_mul(1000))
 }
 
-fn refused(message: impl std::fmt::Display) -> ApiError {
+pub(super) fn refused(message: impl std::fmt::Display) -> ApiError {
     ApiError::new(ApiErrorKind::Refused, message.to_string())
 }
 
 /// Decides on the present records until the decision is written: false of `write` is another change that came first.
-async fn write(registry: &dyn Registry, transaction: Transaction) -> Result<bool, ApiError> {
+pub(super) async fn write(registry: &dyn Registry, transaction: Transaction) -> Result<bool, ApiError> {
     match registry.transact(transaction).await {
         Ok(_) => Ok(true),
         Err(RegistryError::Conflict { .. }) => Ok(false),
@@ -232,7 +233,7 @@ fn keeps_authority(snapshot: &Snapshot, name: &Name) -> Result<(), ApiError> {
             "only node {name} has the key of the certificate authority: without it no host can join, and no certificate be renewed"
         ))
         .hint(
-            "copy authority.pem from its identity.directory to that of another node, and restart that; or --lose-authority, if the \
+            "copy ca.pem from its identity.directory to that of another node, and restart that; or --lose-authority, if the \
              host is gone",
         )),
         _ => Ok(()),
@@ -297,6 +298,7 @@ pub async fn list(registry: &dyn Registry, now: u64) -> Result<ClusterView, ApiE
             .map(|(one, _)| token(one))
             .collect(),
         revoked: revoked.collect(),
+        rotation: rotation::under_way(&snapshot, now),
     })
 }
 
@@ -326,6 +328,7 @@ fn certificate(snapshot: &Snapshot, record: &IssuedRecord, now: u64) -> Certific
         ends: time(facts.not_after),
         hosts: record.hosts.clone(),
         signs,
+        authority: record.ca.to_string(),
     }
 }
 

@@ -9,6 +9,7 @@ use weir_cluster::records::{Record, keys};
 use weir_cluster::registry::{Registry, RegistryError, Transaction};
 use weir_identity::{CaCertificate, Mistrust};
 
+use super::admission;
 use super::records::{Announced, Snapshot, Unusable, announced};
 use crate::control::Node;
 use crate::identity::{IdentityError, NodeIdentity};
@@ -43,10 +44,7 @@ pub async fn check(
     identity.set_trust(snapshot.trusted().to_vec(), snapshot.revoked.0.clone(), |_| {})?;
     match identity.check_stored() {
         Ok(()) | Err(Mistrust::Expired { .. } | Mistrust::NotYet { .. }) => Ok(()),
-        Err(source) => {
-            let directory = identity.store().directory().to_path_buf();
-            Err(IdentityError::Mistrusted { directory, source })
-        }
+        Err(source) => Err(IdentityError::mistrusted(identity.store().directory(), identity.name(), source)),
     }
 }
 
@@ -95,13 +93,26 @@ fn apply(node: &Node, identity: &NodeIdentity, snapshot: &Snapshot) -> Result<()
     }
     let apis = snapshot.nodes.iter().filter_map(|one| Some((one.node.to_string(), one.api?)));
     identity.set_apis(apis.collect());
+    let mut of_former = 0;
     let ended = |why| {
+        if let Mistrust::UnknownAuthority { .. } = why {
+            of_former += 1;
+            return;
+        }
         let text = format!("a connection was ended: {why}");
         tracing::warn!("{text}");
         node.journal.tell("peer-refused", &node.config.name, text);
     };
     let trusted = snapshot.trusted().to_vec();
-    identity.set_trust(trusted, snapshot.revoked.0.clone(), ended).map_err(|error| error.to_string())?;
+    let set = identity.set_trust(trusted, snapshot.revoked.0.clone(), ended);
+    if of_former > 0 {
+        let text = format!(
+            "{of_former} connections were ended that certificates of an authority have opened which is not trusted any more; whoever \
+             has a later certificate connects again"
+        );
+        node.journal.tell("former-authority-ended", &node.config.name, text);
+    }
+    set.map_err(|error| error.to_string())?;
     identity.own_certificate().map(drop).map_err(|why| format!("other nodes refuse this one, stop it: {why}"))
 }
 
@@ -113,7 +124,7 @@ async fn announce(
     api: Option<SocketAddr>,
 ) -> Result<(), String> {
     let signer = snapshot.signer().map_err(|error| error.to_string())?.fingerprint();
-    let signs = identity.store().authority().is_ok_and(|own| own.certificate().fingerprint() == signer);
+    let signs = admission::key_of(identity.store(), signer).is_ok_and(|key| key.is_some());
     let name = identity.name().clone();
     let trusts = snapshot.trusted().iter().map(CaCertificate::fingerprint).collect();
     let own = Announced { node: name.clone(), trusts, api, signs };

@@ -5,6 +5,7 @@
 //! - [`records`]: the registry's records, read at one revision;
 //! - [`setup`]: the first node; [`joining`]: every other one, on the host that joins;
 //! - [`admission`]: the node that answers; [`signers`]: requests to it; [`changes`]: operators' requests;
+//! - [`rotation`]: another authority takes the place of the present one;
 //! - [`renewal`]: a running node renews its certificate;
 //! - [`follow`]: what a running node does when the records change;
 //! - [`views`]: the forms of requests and answers.
@@ -15,6 +16,7 @@ pub mod follow;
 pub mod joining;
 pub mod records;
 pub mod renewal;
+pub mod rotation;
 pub mod setup;
 pub mod signers;
 pub mod views;

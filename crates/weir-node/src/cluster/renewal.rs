@@ -21,20 +21,25 @@ const LOOK: Duration = Duration::from_secs(3600);
 /// Pause after a failure. There are weeks left, and the nodes that sign must not be flooded.
 const AGAIN: Duration = Duration::from_secs(60);
 
+/// Pause after a failure while the authority is rotated: the whole cluster waits for this node.
+const AGAIN_IN_ROTATION: Duration = Duration::from_secs(5);
+
 /// A failure that persists is an event once in this time.
 const REMIND: u64 = 86_400;
 
 /// Attempts to write which certificate was replaced, while other changes come first.
 const ATTEMPTS: usize = 10;
 
-/// Renews the certificate when it is due, until the node stops. Connections that are open go on until the former one ends.
+/// Renews the certificate when it is due, or another authority signs, until the node stops. Connections that are open go on until the former one ends.
 pub async fn keep(node: Arc<Node>) {
     let Some(identity) = node.identity.clone() else { return };
     let (mut told, mut is_settled) = (None, false);
     loop {
+        identity.forget_ended_former();
         let own = identity.certificate();
         let left = own.renew_at().saturating_sub(now());
-        if left == 0 {
+        let due = left == 0 || identity.must_renew();
+        if due {
             attempt(&node, &identity, &own, &mut told).await;
             is_settled = false;
         }
@@ -48,9 +53,15 @@ pub async fn keep(node: Arc<Node>) {
             };
         }
         // Also after a success: a node that signs by a wrong clock must not be asked without end.
-        let pause =
-            if left == 0 || !is_settled { AGAIN } else { Duration::from_secs(left).clamp(AGAIN, LOOK) };
-        weir_task::sleep(pause).await;
+        let pause = match (due || !is_settled, identity.must_renew()) {
+            (_, true) => AGAIN_IN_ROTATION,
+            (true, false) => AGAIN,
+            (false, false) => Duration::from_secs(left).clamp(AGAIN, LOOK),
+        };
+        tokio::select! {
+            () = weir_task::sleep(pause) => {}
+            () = identity.authorities_changed() => {}
+        }
     }
 }
 
@@ -111,9 +122,7 @@ async fn renew(node: &Node, identity: &NodeIdentity, own: &Facts) -> Result<Fact
             &"the new certificate is due by this host's clock; compare it with the signing node's",
         ));
     }
-    // Durable before it is used: what is in force must survive a restart.
-    identity.store().replace_node(&renewed.credentials)?;
-    identity.set_credentials(&renewed.credentials).map_err(|error| failed(&error))?;
+    identity.replace_credentials(&renewed.credentials).map_err(|error| failed(&error))?;
     Ok(renewed.credentials.facts().clone())
 }
 

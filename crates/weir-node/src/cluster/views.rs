@@ -78,6 +78,68 @@ pub struct ClusterView {
     pub tokens: Vec<TokenView>,
     /// Revoked names.
     pub revoked: Vec<RevokedView>,
+    /// The rotation of the authority that is under way.
+    #[serde(default)]
+    pub rotation: Option<RotationView>,
+}
+
+/// Rotates the cluster's authority: begins, or goes on with what is under way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rotate {
+    /// Remove the former authority.
+    #[serde(default)]
+    pub finish: bool,
+    /// Forget the new authority, which signs nothing yet.
+    #[serde(default)]
+    pub abandon: bool,
+    /// Wait neither for nodes that are down nor for clients, and withdraw tokens that hold the step back.
+    #[serde(default)]
+    pub force: bool,
+    /// Only say what would be waited for.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// The rotation of the cluster's authority.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.cluster-rotation/1")]
+pub struct RotationView {
+    /// `settled`: one authority; `introducing`: the nodes hear of a new one, which signs nothing yet; `renewing`: the new one signs,
+    /// and certificates of the former one still count.
+    pub phase: String,
+    /// The fingerprint of the authority that signs (SHA-256).
+    pub authority: String,
+    /// That of the one that follows, or of the former one.
+    pub other: Option<String>,
+    /// Since when: RFC 3339, UTC.
+    pub since: Option<String>,
+    /// Who holds back the next step.
+    pub waits_for: Vec<WaitView>,
+    /// False for a dry run.
+    pub done: bool,
+}
+
+impl RotationView {
+    /// The phase of a cluster with one authority.
+    pub const SETTLED: &str = "settled";
+    /// The phase in which the new authority signs nothing yet.
+    pub const INTRODUCING: &str = "introducing";
+    /// The phase in which the new authority signs, and the former one is still trusted.
+    pub const RENEWING: &str = "renewing";
+}
+
+/// Who holds back the next step of a rotation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WaitView {
+    /// `node`, `client` or `token`.
+    pub kind: String,
+    /// The name, or the token's id.
+    pub name: String,
+    /// Why.
+    pub reason: String,
+    /// When that ends by itself: RFC 3339, UTC.
+    pub ends: Option<String>,
 }
 
 /// A certificate.
@@ -99,6 +161,9 @@ pub struct CertificateView {
     pub hosts: Vec<Host>,
     /// The node has the key of the authority that signs.
     pub signs: bool,
+    /// The fingerprint of the authority that has signed it.
+    #[serde(default)]
+    pub authority: String,
 }
 
 /// A token.

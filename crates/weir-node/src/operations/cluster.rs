@@ -5,11 +5,14 @@ use std::sync::Arc;
 use weir_identity::{JoinAnswer, JoinRequest, OtherEnd, RenewRequest};
 
 use super::{Answer, Operations};
+use crate::api::NodeView;
 use crate::api::{ApiError, ApiErrorKind};
 use crate::cluster::joining::JOIN;
 use crate::cluster::records::Snapshot;
-use crate::cluster::views::{ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Withdraw, Withdrawn};
-use crate::cluster::{admission, changes, signers, unix_seconds as now};
+use crate::cluster::views::{
+    ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
+};
+use crate::cluster::{admission, changes, rotation, signers, unix_seconds as now};
 use crate::identity::NodeIdentity;
 
 impl Operations {
@@ -88,12 +91,7 @@ impl Operations {
         let store = self.identity()?.store();
         let answer = changes::client(&*self.node.registry, store, &wanted, now()).await?;
         let Some(answer) = answer else {
-            let snapshot = Snapshot::read(&*self.node.registry).await?;
-            let signers = snapshot.nodes.iter().filter(|one| one.signs).map(|one| one.node.to_string());
-            let signers: Vec<String> = signers.collect();
-            let message = "this node does not have the key of the certificate authority";
-            return Err(ApiError::new(ApiErrorKind::Refused, message)
-                .hint(format!("run the command on {}", signers.join(" or "))));
+            return Err(rotation::no_key(&Snapshot::read(&*self.node.registry).await?));
         };
         let purpose = match wanted.role {
             Some(role) => format!("as {role}"),
@@ -105,6 +103,46 @@ impl Operations {
         let text = format!("client {} got a certificate {purpose}", wanted.name);
         self.node.journal.tell("client-admitted", wanted.name.as_str(), text);
         Ok(answer)
+    }
+
+    /// Begins a rotation of the cluster's authority, goes on with it, ends it or takes it back.
+    ///
+    /// # Errors
+    /// As [`Operations::cluster`]; this node does not have the key; someone still depends on the former authority.
+    pub async fn rotate(&self, wanted: Rotate) -> Answer<RotationView> {
+        let store = self.identity()?.store();
+        let before = changes::list(&*self.node.registry, now()).await?.rotation;
+        let nodes = self.nodes();
+        // One that is isolated may serve its disks without the registry.
+        let runs = |one: &NodeView| !one.peer_address.is_empty() || one.state == NodeView::ISOLATED;
+        let is_there = |name: &str| nodes.iter().any(|one| one.name == name && runs(one));
+        let view = rotation::rotate(&*self.node.registry, store, wanted, is_there, now()).await?;
+        let phase_before = before.as_ref().map_or(RotationView::SETTLED, |it| &*it.phase);
+        if view.done && view.phase != phase_before {
+            let authority = &view.authority;
+            let by_force = if wanted.force { ", by force" } else { "" };
+            let other = view.other.as_deref().unwrap_or_default();
+            let (kind, text) = match (&*view.phase, wanted.abandon) {
+                (RotationView::INTRODUCING, _) => (
+                    "rotation-begun",
+                    format!("a new certificate authority {other} is to follow {authority}"),
+                ),
+                (RotationView::RENEWING, _) => (
+                    "rotation-renewing",
+                    format!("the new certificate authority {authority} signs from now on{by_force}"),
+                ),
+                (_, true) => ("rotation-abandoned", format!("certificate authority {authority} stays")),
+                (_, false) => {
+                    let former = before.and_then(|it| it.other).unwrap_or_default();
+                    let text = format!(
+                        "{authority} is the only certificate authority; {former} was removed{by_force}"
+                    );
+                    ("rotation-finished", text)
+                }
+            };
+            self.node.journal.tell(kind, &self.me().node, text);
+        }
+        Ok(view)
     }
 
     /// Answers a host that joins, or has a node with the authority's key answer it.

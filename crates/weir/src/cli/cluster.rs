@@ -17,6 +17,7 @@ Examples:
   weir cluster list
   weir cluster revoke n2 --reason stolen
   weir cluster revoke --token 0123456789abcdef
+  weir cluster rotate                  on the host with the authority's key
   weir cluster client guest --export db --directory guest
   nbdinfo 'nbds://10.0.0.1/db?tls-certificates=guest'
   weir cluster client eve --role viewer --directory eve
@@ -93,6 +94,31 @@ pub enum ClusterCommand {
         /// Revoke without asking.
         #[arg(long)]
         yes: bool,
+    },
+    /// Replace the cluster's certificate authority by a new one, while everything runs.
+    ///
+    /// Run it on the node that has the authority's key (`weir cluster list` shows which). First all nodes hear of the new authority; as soon
+    /// as every one trusts it, it signs, and each node renews its certificate at once. Nodes show clients their former certificates
+    /// until --finish removes the former authority. Before that, make new certificates for clients: `weir cluster client` with
+    /// another directory. `weir cluster list` shows who is left. An unused token names only the former authority: the rotation waits
+    /// until it has expired or is withdrawn. Run it again after an interruption: it goes on. Back up the directory of keys afterwards.
+    Rotate {
+        /// Remove the former authority. Refuses while a node, or a client's certificate that has not ended, depends on it.
+        #[arg(long, conflicts_with = "abandon")]
+        finish: bool,
+        /// Take the rotation back, while the new authority signs nothing yet.
+        #[arg(long)]
+        abandon: bool,
+        /// Do not wait for nodes that are down and for clients, and withdraw unused tokens. Such a node has to join again after
+        /// --finish.
+        #[arg(long, conflicts_with = "abandon")]
+        force: bool,
+        /// Only show who would be waited for.
+        #[arg(long, conflicts_with_all = ["abandon", "no_wait"])]
+        dry_run: bool,
+        /// Do not wait until the nodes have new certificates.
+        #[arg(long)]
+        no_wait: bool,
     },
     /// Copy the registry of one machine to etcd.
     ///

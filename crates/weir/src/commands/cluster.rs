@@ -8,14 +8,14 @@ use weir_node::api::ApiError;
 use weir_node::client::Client;
 use weir_node::cluster::views::{
     CertificateView, ClientMade, ClusterView, Invite, Invited, Joined, Made, NewClient, Revoke, Revoked,
-    RevokedView, TokenView, Withdrawn,
+    RevokedView, Rotate, RotationView, TokenView, Withdrawn,
 };
 use weir_node::cluster::{joining, setup};
 use weir_node::config::Config;
 use weir_node::timestamps::rfc3339;
 
 use super::confirm::confirm;
-use super::migrate_registry;
+use super::{migrate_registry, rotation};
 use crate::cli::{ClusterCommand, OwnArgs};
 use crate::cluster::any_node;
 use crate::failure::Failure;
@@ -75,6 +75,10 @@ pub fn run(global: &Global, command: ClusterCommand) -> Result<(), Failure> {
                 confirm(&revoked(&would), revoke.name.as_str())?;
             }
             print(global.output, &node.revoke(&revoke)?, revoked)
+        }
+        ClusterCommand::Rotate { finish, abandon, force, dry_run, no_wait } => {
+            let rotate = Rotate { finish, abandon, force, dry_run };
+            print(global.output, &rotation::run(&any_node(global)?, rotate, no_wait)?, rotation::text)
         }
         ClusterCommand::MigrateRegistry { config, from, dry_run } => {
             migrate_registry::run(global, &config, &from, dry_run)
@@ -187,10 +191,15 @@ fn revoked(it: &Revoked) -> String {
 fn show(view: &ClusterView) -> String {
     let mut parts =
         vec![list(&[("cluster", view.cluster.clone()), ("authorities", view.authorities.join(", "))])];
+    let renewing = view.rotation.as_ref().filter(|it| it.phase == RotationView::RENEWING);
+    let former = renewing.and_then(|it| it.other.as_ref());
     let row = |one: &CertificateView| {
         let signs = if one.signs { "signs" } else { &*one.grant };
         let hosts: Vec<String> = one.hosts.iter().map(ToString::to_string).collect();
-        vec![one.kind.clone(), one.name.to_string(), signs.to_owned(), one.state.clone(), hosts.join(", ")]
+        // Of the two authorities of a rotation.
+        let is_former = former.is_some_and(|former| one.authority == *former);
+        let state = if is_former { format!("{}; former authority", one.state) } else { one.state.clone() };
+        vec![one.kind.clone(), one.name.to_string(), signs.to_owned(), state, hosts.join(", ")]
     };
     parts.push(table(
         &["KIND", "NAME", "ROLE", "CERTIFICATE", "HOSTS"],
@@ -211,5 +220,8 @@ fn show(view: &ClusterView) -> String {
             .map(|one| vec![one.kind.clone(), one.name.to_string(), one.at.clone(), one.reason.clone()]);
         parts.push(table(&["REVOKED", "NAME", "AT", "REASON"], &[], rows));
     }
+    parts.extend(
+        view.rotation.as_ref().map(|it| format!("rotation of the authority:\n{}", rotation::text(it))),
+    );
     parts.join("\n\n")
 }

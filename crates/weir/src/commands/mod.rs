@@ -15,6 +15,7 @@ mod migrate_registry;
 mod moved;
 mod node;
 pub mod profile;
+mod rotation;
 mod status;
 mod top;
 mod volume;

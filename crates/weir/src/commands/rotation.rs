@@ -1,0 +1,97 @@
+//! `weir cluster rotate`
+
+use std::time::Duration;
+
+use weir_block::Nanos;
+use weir_node::api::ApiErrorKind;
+use weir_node::client::Client;
+use weir_node::cluster::views::{Rotate, RotationView, WaitView};
+
+use crate::failure::Failure;
+use crate::output::{list, note};
+
+/// Pause between two looks at the progress.
+const LOOK_AGAIN: Duration = Duration::from_millis(300);
+
+/// Without any progress for so long, waiting ends: the rotation goes on by itself.
+const STUCK: Duration = Duration::from_secs(30);
+
+/// Takes the step, and waits until the nodes that run have followed.
+pub fn run(client: &Client, rotate: Rotate, no_wait: bool) -> Result<RotationView, Failure> {
+    let mut view = client.rotate(&rotate)?;
+    if no_wait || rotate.dry_run {
+        return Ok(view);
+    }
+    let mut progress = (Nanos::now(), String::new());
+    while follows(&view) {
+        let line = progress_of(&view);
+        if line != progress.1 {
+            note(&line);
+            progress = (Nanos::now(), line);
+        }
+        if Nanos::now() - progress.0 >= STUCK {
+            note("it goes on by itself when it can; `weir cluster list` shows who is left");
+            break;
+        }
+        std::thread::sleep(LOOK_AGAIN);
+        view = match client.cluster() {
+            // The asked node itself may have been busy; the next look tells.
+            Err(error) if error.kind == ApiErrorKind::Unavailable => view,
+            Ok(cluster) => cluster.rotation.unwrap_or(view),
+            Err(error) => return Err(error.into()),
+        };
+    }
+    Ok(view)
+}
+
+/// Nodes are about to follow; nothing else ends soon by itself.
+fn follows(view: &RotationView) -> bool {
+    match &*view.phase {
+        RotationView::INTRODUCING => view.waits_for.iter().all(is_node),
+        RotationView::RENEWING => view.waits_for.iter().any(is_node),
+        _ => false,
+    }
+}
+
+fn is_node(wait: &WaitView) -> bool {
+    wait.kind == "node"
+}
+
+fn progress_of(view: &RotationView) -> String {
+    let nodes: Vec<&str> = view.waits_for.iter().filter(|one| is_node(one)).map(|one| &*one.name).collect();
+    let nodes = if nodes.is_empty() { String::new() } else { format!(": {}", nodes.join(", ")) };
+    match &*view.phase {
+        RotationView::INTRODUCING => format!("the nodes hear of the new authority{nodes}"),
+        _ => format!("the nodes renew their certificates{nodes}"),
+    }
+}
+
+/// For people.
+pub fn text(view: &RotationView) -> String {
+    let RotationView { phase, authority, other, since, waits_for, done } = view;
+    let wait = |one: &WaitView| {
+        let until = one.ends.as_ref().map_or_else(String::new, |ends| format!(", until {ends}"));
+        format!("{} {}: {}{until}", one.kind, one.name, one.reason)
+    };
+    let waits: Vec<String> = waits_for.iter().map(wait).collect();
+    let other_name = if phase == RotationView::RENEWING { "former" } else { "next" };
+    let next = match (&**phase, waits.is_empty()) {
+        (RotationView::SETTLED, _) if !done => "`weir cluster rotate` makes a new authority",
+        (RotationView::INTRODUCING, _) => {
+            "the new authority signs as soon as nobody is left; then the nodes renew"
+        }
+        (RotationView::RENEWING, true) => "`weir cluster rotate --finish` removes the former authority",
+        (RotationView::RENEWING, false) => {
+            "new certificates for these clients (`weir cluster client`); then `weir cluster rotate --finish`"
+        }
+        _ => "",
+    };
+    list(&[
+        ("phase", phase.clone()),
+        ("authority", authority.clone()),
+        (other_name, other.clone().unwrap_or_default()),
+        ("since", since.clone().unwrap_or_default()),
+        (if *done { "waits for" } else { "would wait for" }, waits.join("; ")),
+        ("next step", next.to_owned()),
+    ])
+}
