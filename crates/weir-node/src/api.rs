@@ -23,7 +23,8 @@
 //! | `GET /v1/events` | [`EventList`] |
 //! | `GET /metrics` | the turns of the shards, in Prometheus' text format |
 //!
-//! Any node answers for any disk. Everything that goes wrong is an [`ApiError`], with the HTTP status that fits its kind; a node that has
+//! Any node answers for any disk; a change that only a node of another host can make is answered with 307, the [`Elsewhere`] in the
+//! error, and a `Location`. Everything that goes wrong is an [`ApiError`], with the HTTP status that fits its kind; a node that has
 //! not joined the cluster answers every request with 503 and [`NOT_JOINED`].
 
 use std::path::PathBuf;
@@ -34,7 +35,7 @@ pub use weir_cluster::records::Medium;
 use weir_cluster::records::MediumSpace;
 use weir_load::Workload;
 
-pub use crate::error::{ApiError, ApiErrorKind, NOT_JOINED};
+pub use crate::error::{ApiError, ApiErrorKind, Elsewhere, NOT_JOINED};
 use crate::nbd_address::NbdAddress;
 use crate::shard::health::Look;
 use crate::shard::messages::{DiskStatus, LoadLayer};

@@ -29,7 +29,7 @@ pub struct Line {
     pub from: String,
     /// Method and path.
     pub what: String,
-    /// `done`, or `refused`: it was not allowed, or could not be done.
+    /// `done`; `refused`: it was not allowed, or could not be done; `redirected`: the caller may ask another node, whose log has it.
     pub outcome: &'static str,
     /// The HTTP status; 0 if there was no request.
     pub status: u16,

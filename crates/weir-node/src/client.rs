@@ -23,8 +23,8 @@ use weir_profile::Profile;
 
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Deleted, DeletedVolume, DiskView,
-    Disks, DrainNode, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus,
-    NodeWork, Owned, RecordProfile, Resize, RunLoad, SetPolicy, VolumeView, Volumes,
+    Disks, DrainNode, Elsewhere, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved,
+    NodeStatus, NodeWork, Owned, RecordProfile, Resize, RunLoad, SetPolicy, VolumeView, Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
@@ -42,6 +42,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Time limit of a read-only request: a node waits for its shards, the registry and other nodes for a second or two each.
 pub(crate) const LOOK: Duration = Duration::from_secs(15);
 
+/// Most nodes that one request is sent on to.
+const MOST_FOLLOWED: u32 = 4;
+
 /// A live node answers a ping within this time, however busy it is.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 
@@ -50,6 +53,8 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(5);
 pub struct Client {
     at: At,
     patience: Duration,
+    /// The files of `weir cluster client`, with which it asks the nodes that it is sent to.
+    credentials: Option<PathBuf>,
 }
 
 /// Where a node's API is.
@@ -64,6 +69,43 @@ pub(crate) struct At {
 impl At {
     fn unix(socket: &Path) -> At {
         At { place: socket.to_owned(), tls: None }
+    }
+
+    /// The API at `url`, for a client with the files in `directory`; `expected`: the node that must answer.
+    ///
+    /// # Errors
+    /// The URL or the files.
+    fn remote(url: &str, directory: &Path, expected: Option<&Name>) -> Result<At, ApiError> {
+        let invalid = |message: String| ApiError::new(ApiErrorKind::Invalid, message);
+        let failed = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Failed, error.to_string());
+        let address = url.strip_prefix(HTTPS).unwrap_or(url).trim_end_matches('/');
+        let endpoint = address.parse().map_err(|error| invalid(format!("{error}")))?;
+        let (credentials, authorities) = Store::open_client(directory)?;
+        let cluster = credentials.facts().identity.cluster();
+        let trust =
+            Trust::new(cluster, authorities, Revocations::default()).map_err(|error| failed(&error))?;
+        let tls =
+            Tls { trust: TrustStore::new(trust, None), clock: Arc::new(WallClock), provider: provider() };
+        let own = CredentialStore::new(&credentials).map_err(|error| failed(&error))?;
+        let config = tls.api_client(Some(&own), expected).map_err(|error| failed(&error))?;
+        Ok(At { place: url.into(), tls: Some((endpoint, Arc::new(config))) })
+    }
+
+    /// The API that another node's answer names. Whoever answers there must prove to be that node.
+    ///
+    /// # Errors
+    /// It is not an address of an API over TLS; the files in `directory`.
+    fn named(elsewhere: &Elsewhere, directory: &Path) -> Result<At, ApiError> {
+        let bad = || {
+            let message =
+                format!("{:?} of node {:?} is no API over TLS: not asked", elsewhere.api, elsewhere.node);
+            ApiError::new(ApiErrorKind::Failed, message)
+        };
+        let expected: Name = elsewhere.node.parse().map_err(|_| bad())?;
+        if !elsewhere.api.starts_with(HTTPS) {
+            return Err(bad());
+        }
+        At::remote(&elsewhere.api, directory, Some(&expected))
     }
 
     /// The API of another node, for requests of this one, whose own socket is `own`: at its Unix socket if that is here, otherwise
@@ -100,7 +142,7 @@ impl Client {
     /// A client of the node whose API is at `socket`. Does not connect yet.
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Client {
-        Client { at: At::unix(&socket.into()), patience: PATIENCE }
+        Client { at: At::unix(&socket.into()), patience: PATIENCE, credentials: None }
     }
 
     /// A client of the node whose API is at `url`, `https://HOST:PORT`, with the files that `weir cluster client` has made in
@@ -109,20 +151,15 @@ impl Client {
     /// # Errors
     /// The URL or the files.
     pub fn remote(url: &str, directory: &Path) -> Result<Client, ApiError> {
-        let invalid = |message: String| ApiError::new(ApiErrorKind::Invalid, message);
-        let failed = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Failed, error.to_string());
-        let address = url.strip_prefix(HTTPS).unwrap_or(url).trim_end_matches('/');
-        let endpoint = address.parse().map_err(|error| invalid(format!("{error}")))?;
-        let (credentials, authorities) = Store::open_client(directory)?;
-        let cluster = credentials.facts().identity.cluster();
-        let trust =
-            Trust::new(cluster, authorities, Revocations::default()).map_err(|error| failed(&error))?;
-        let tls =
-            Tls { trust: TrustStore::new(trust, None), clock: Arc::new(WallClock), provider: provider() };
-        let own = CredentialStore::new(&credentials).map_err(|error| failed(&error))?;
-        let config = tls.api_client(Some(&own), None).map_err(|error| failed(&error))?;
-        let at = At { place: url.into(), tls: Some((endpoint, Arc::new(config))) };
-        Ok(Client { at, patience: PATIENCE })
+        let at = At::remote(url, directory, None)?;
+        Ok(Client { at, patience: PATIENCE, credentials: Some(directory.to_owned()) })
+    }
+
+    /// Follows an answer that names the API of another host's node, with the files that `weir cluster client` has made in
+    /// `directory`. Without them that answer is an error.
+    #[must_use]
+    pub fn with_credentials(self, directory: Option<PathBuf>) -> Client {
+        Client { credentials: directory, ..self }
     }
 
     /// Waits no longer than this for an answer; by default a minute.
@@ -400,9 +437,24 @@ impl Client {
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
                 ApiError::new(ApiErrorKind::Failed, format!("cannot start a runtime: {error}"))
             })?;
-        let asked = Asked { method, path, body, to: None };
-        let (status, answer) = runtime.block_on(patiently(&self.at, asked, patience))?;
-        decode(&self.at, status, &answer)
+        let mut at = self.at.clone();
+        let mut followed = 0;
+        loop {
+            let asked = Asked { method: method.clone(), path, body: body.clone(), to: None };
+            let (status, answer) = runtime.block_on(patiently(&at, asked, patience))?;
+            let error = match decode(&at, status, &answer) {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            // The disk may have moved meanwhile.
+            at = match (&error.elsewhere, &self.credentials) {
+                (Some(elsewhere), Some(directory)) if followed < MOST_FOLLOWED => {
+                    At::named(elsewhere, directory)?
+                }
+                _ => return Err(error),
+            };
+            followed += 1;
+        }
     }
 }
 
@@ -563,3 +615,6 @@ async fn connect(
     connections.spawn(connection);
     Ok((sender, connections))
 }
+
+#[cfg(test)]
+mod tests;

@@ -37,6 +37,18 @@ pub struct ApiError {
     pub message: String,
     /// The remedy; empty if the message has it.
     pub hint: String,
+    /// Another node can do it, for the same caller; answered with status 307. [`crate::client`] asks there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub elsewhere: Option<Box<Elsewhere>>,
+}
+
+/// A node of another host, and its API.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Elsewhere {
+    /// Its name, which its certificate must have.
+    pub node: String,
+    /// `https://HOST:PORT`.
+    pub api: String,
 }
 
 /// The code of the error of a node that has not joined the cluster yet.
@@ -63,13 +75,20 @@ impl From<StoreError> for ApiError {
 impl ApiError {
     /// An error without a hint.
     pub fn new(kind: ApiErrorKind, message: impl Into<String>) -> ApiError {
-        ApiError { kind, code: String::new(), message: message.into(), hint: String::new() }
+        ApiError { kind, code: String::new(), message: message.into(), hint: String::new(), elsewhere: None }
     }
 
     /// Tells it from other errors of its kind.
     #[must_use]
     pub fn code(mut self, code: &str) -> ApiError {
         code.clone_into(&mut self.code);
+        self
+    }
+
+    /// Says which node can do it.
+    #[must_use]
+    pub fn elsewhere(mut self, node: impl Into<String>, api: impl Into<String>) -> ApiError {
+        self.elsewhere = Some(Box::new(Elsewhere { node: node.into(), api: api.into() }));
         self
     }
 

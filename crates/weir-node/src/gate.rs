@@ -7,6 +7,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::body::{Body, to_bytes};
 use axum::extract::Request;
+use axum::http::header::LOCATION;
 use axum::response::{IntoResponse, Response};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
@@ -84,21 +85,26 @@ impl Gate {
             Err(error) => (error.into_response(), true),
         };
         match line.filter(|_| recorded) {
-            Some(line) => self.record(line, answer).await,
+            Some(line) => self.record(line, &path, answer).await,
             None => answer,
         }
     }
 
-    async fn record(&self, mut line: Line, answer: Response) -> Response {
+    async fn record(&self, mut line: Line, path: &str, answer: Response) -> Response {
         line.status = answer.status().as_u16();
         let answer = if answer.status().is_success() {
             answer
         } else {
-            line.outcome = "refused";
-            let (parts, body) = answer.into_parts();
+            let is_elsewhere = answer.status().is_redirection();
+            line.outcome = if is_elsewhere { "redirected" } else { "refused" };
+            let (mut parts, body) = answer.into_parts();
             let body = to_bytes(body, LONGEST_ERROR).await.unwrap_or_default();
-            line.reason =
-                serde_json::from_slice::<ApiError>(&body).map(|error| error.message).unwrap_or_default();
+            if let Ok(error) = serde_json::from_slice::<ApiError>(&body) {
+                line.reason = error.message;
+                // For clients that do not read the error.
+                let location = error.elsewhere.and_then(|it| format!("{}{path}", it.api).parse().ok());
+                parts.headers.extend(location.map(|location| (LOCATION, location)));
+            }
             Response::from_parts(parts, body.into())
         };
         if let Some(audit) = &self.audit {

@@ -48,6 +48,7 @@ const BODY: Duration = Duration::from_secs(10);
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let status = match self.kind {
+            _ if self.elsewhere.is_some() => StatusCode::TEMPORARY_REDIRECT,
             ApiErrorKind::NotFound => StatusCode::NOT_FOUND,
             ApiErrorKind::Exists | ApiErrorKind::Refused => StatusCode::CONFLICT,
             ApiErrorKind::Invalid => StatusCode::BAD_REQUEST,

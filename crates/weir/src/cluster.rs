@@ -31,7 +31,7 @@ pub fn any_node(global: &Global) -> Result<Client, Failure> {
             return Err(Failure::usage(ONE_SOCKET));
         }
         let url = socket.to_str().filter(|text| text.contains("://"));
-        let Some(url) = url else { return Ok(Client::new(socket)) };
+        let Some(url) = url else { return Ok(local(global, socket)) };
         if !url.starts_with(HTTPS) {
             return Err(Failure::usage(format!(
                 "--api {url}: nodes answer at https://HOST:PORT or at a Unix socket"
@@ -56,7 +56,12 @@ pub fn any_node(global: &Global) -> Result<Client, Failure> {
             "--node chooses a node of a lab, and there is none here; --lab names one",
         ));
     }
-    Ok(Client::new(DEFAULT_API))
+    Ok(local(global, Path::new(DEFAULT_API)))
+}
+
+/// The node at a Unix socket; what another host's node has to do goes there with the operator's credentials, if there are any.
+fn local(global: &Global, socket: &Path) -> Client {
+    Client::new(socket).with_credentials(global.credentials.clone())
 }
 
 /// The owner of `disk`, for requests that only the owner can serve; otherwise any node, which then reports the problem.

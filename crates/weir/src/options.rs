@@ -16,7 +16,7 @@ pub struct Global {
     /// Ask the node whose API is at this Unix socket, or at https://HOST:PORT (with --credentials).
     #[arg(long, global = true, env = "WEIR_API", value_name = "SOCKET", help_heading = "Global options")]
     pub api: Option<PathBuf>,
-    /// Directory with the files of `weir cluster client`, for an API at https://.
+    /// Directory with the files of `weir cluster client`, for an API at https://, and for what a node of another host has to do.
     #[arg(
         long,
         global = true,

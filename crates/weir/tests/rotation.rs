@@ -129,7 +129,7 @@ fn the_authority_is_replaced_under_load() {
         assert!(events.contains(kind), "{kind}: {events}");
     }
     hosts.has_audit(1, "user ", "POST /v1/cluster/rotate", "done", "");
-    hosts.has_audit(2, "user ", "POST /v1/cluster/rotate", "refused", "does not have the key");
+    hosts.has_audit(2, "user ", "POST /v1/cluster/rotate", "redirected", "does not have the key");
     for n in 1..=3 {
         let log = hosts.place.read(&format!("n{n}.log"));
         assert!(!log.contains("panicked"), "n{n}: {log}");

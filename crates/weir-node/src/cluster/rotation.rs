@@ -20,6 +20,7 @@ use super::changes::{refused, time, write};
 use super::records::{Snapshot, put, unchanged};
 use super::unix_seconds;
 use super::views::{Rotate, RotationView, WaitView};
+use crate::client::HTTPS;
 use crate::control::Node;
 use crate::error::{ApiError, ApiErrorKind};
 
@@ -300,14 +301,21 @@ fn has_next(store: &Store, next: &CaCertificate) -> Result<(), ApiError> {
 
 /// This node cannot sign; says who can.
 pub(crate) fn no_key(snapshot: &Snapshot) -> ApiError {
-    let signers = snapshot.nodes.iter().filter(|one| one.signs).map(|one| one.node.to_string());
-    let signers: Vec<String> = signers.collect();
+    let signers: Vec<_> = snapshot.nodes.iter().filter(|one| one.signs).collect();
     let error = refused("this node does not have the key of the certificate authority");
-    match signers.is_empty() {
+    let names: Vec<String> = signers.iter().map(|one| one.node.to_string()).collect();
+    let error = match signers.iter().find_map(|one| Some((&one.node, one.api?))) {
+        Some((node, api)) => error.elsewhere(node.to_string(), format!("{HTTPS}{api}")),
+        None => error,
+    };
+    match names.is_empty() {
         true => {
             error.hint("no node has it: restore ca.pem in identity.directory of the first node from a backup")
         }
-        false => error.hint(format!("run the command on {}", signers.join(" or "))),
+        false => error.hint(format!(
+            "run the command on {}, or with --credentials DIR, to have it asked there",
+            names.join(" or ")
+        )),
     }
 }
 

@@ -55,6 +55,9 @@ const MOST_FORWARDS: u32 = 4;
 /// Changes that another host takes from this one, within the limits of [`Operations::export`] and [`Operations::move_disk`].
 const FOR_NODES: [&str; 2] = ["export", "move"];
 
+/// The remedy where another node has to do it.
+pub(crate) const ELSEWHERE: &str = "repeat the command on that host";
+
 /// Pause between two polls.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -209,6 +212,9 @@ impl Operations {
         if let Some(on) = wanted.on.as_ref().filter(|on| **on != me.node) {
             self.record(name).await?;
             let other = self.live_node(on)?;
+            if wanted.accept_loss {
+                self.takes_from_node(&other, name)?;
+            }
             return self.forward(&other, name, "export", &wanted).await;
         }
         let deadline = Nanos::now() + EXPORTED;
@@ -266,10 +272,8 @@ impl Operations {
             return Err(ApiError::new(ApiErrorKind::Forbidden, message));
         }
         if let Some(owner) = self.lives_elsewhere(&record) {
-            if let Some(there) =
-                self.node.records.nodes.now().get(&owner.node).filter(|_| !follows(&self.me().node))
-            {
-                takes_from_operators(&self.api_of(there)?, &owner, name)?;
+            if !follows(&self.me().node) {
+                self.takes_from_node(&owner, name)?;
             }
             return self.forward(&owner, name, "move", &wanted).await;
         }
@@ -365,12 +369,12 @@ impl Operations {
         self.tasks.ask(name, &self.node, request).await
     }
 
-    /// The living owner of a disk, when that is another node.
     /// The API of another node.
     fn api_of(&self, record: &NodeRecord) -> Answer<At> {
         At::of_node(&self.node.config.api_socket(), self.node.identity.as_deref(), record)
     }
 
+    /// The living owner of a disk, when that is another node.
     async fn owner_elsewhere(&self, name: &str) -> Answer<Option<NodeRef>> {
         Ok(self.lives_elsewhere(&self.record(name).await?))
     }
@@ -378,6 +382,12 @@ impl Operations {
     fn lives_elsewhere(&self, record: &DiskRecord) -> Option<NodeRef> {
         let owner = record.owner.clone().filter(|owner| *owner != self.me())?;
         is_live(&self.node.records.nodes.now(), &owner).then_some(owner)
+    }
+
+    /// Fails if the node is on another host, with where to ask it; see [`takes_from_operators`].
+    fn takes_from_node(&self, to: &NodeRef, disk: &str) -> Answer<()> {
+        let nodes = self.node.records.nodes.now();
+        nodes.get(&to.node).map_or(Ok(()), |there| takes_from_operators(&self.api_of(there)?, to, disk))
     }
 
     /// Asks the API of the node that it concerns.
@@ -421,12 +431,13 @@ impl Operations {
     }
 }
 
-/// Another host takes a change from an operator, not from this host: whoever has it could else move any disk there.
+/// Another host takes a change from an operator, not from this host: whoever has it could else move any disk there. So the operator's
+/// client is to ask there, with its own credentials.
 fn takes_from_operators(at: &At, to: &NodeRef, disk: &str) -> Answer<()> {
     let Some(url) = at.url() else { return Ok(()) };
     let message = format!("disk {disk} is on node {}, and only that node can do this", to.node);
-    Err(ApiError::new(ApiErrorKind::Refused, message)
-        .hint(format!("repeat the command on that host, or with --api {url} --credentials DIR")))
+    let hint = format!("{ELSEWHERE}, or with --credentials DIR, to have it asked at {url}");
+    Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint).elsewhere(&to.node, url))
 }
 
 fn parse_policy(text: &str) -> Answer<Policy> {

@@ -14,8 +14,16 @@ pub struct Process(pub Child);
 
 impl Process {
     pub fn start(place: &Place, line: &str, log: &str) -> Process {
+        Process::start_in(place, ".", line, log)
+    }
+
+    /// In a directory of the place, relative to which `line` is.
+    pub fn start_in(place: &Place, directory: &str, line: &str, log: &str) -> Process {
         let log = File::options().create(true).append(true).open(place.path().join(log)).unwrap();
         let mut command = place.command(line);
+        let directory = place.path().join(directory);
+        std::fs::create_dir_all(&directory).unwrap();
+        command.current_dir(directory);
         Process(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap())
     }
 }
@@ -31,18 +39,29 @@ impl Drop for Process {
 pub struct Hosts {
     pub place: Place,
     ports: [u16; 3],
+    /// The sockets of the nodes' APIs have one name, as on hosts that share no directory.
+    apart: bool,
     pub nodes: Vec<Process>,
     _registry: Process,
 }
 
 impl Hosts {
     pub fn new() -> Hosts {
+        Hosts::with(false)
+    }
+
+    /// Hosts that reach each other only over TLS.
+    pub fn apart() -> Hosts {
+        Hosts::with(true)
+    }
+
+    fn with(apart: bool) -> Hosts {
         let place = Place::new();
         let registry = Process::start(&place, "registry --socket r.sock --file r.db", "registry.log");
         await_some("the registry answers", || place.path().join("r.sock").exists().then_some(()));
         let free = [1, 2, 3].map(|n| TcpListener::bind((format!("127.0.0.{n}"), 0)).unwrap());
         let ports = free.each_ref().map(|one| one.local_addr().unwrap().port());
-        let hosts = Hosts { place, ports, nodes: Vec::new(), _registry: registry };
+        let hosts = Hosts { place, ports, apart, nodes: Vec::new(), _registry: registry };
         (1..=3).for_each(|n| hosts.configure(n, &format!("n{n}"), "keys"));
         hosts
     }
@@ -50,11 +69,12 @@ impl Hosts {
     /// Writes the configuration of host `n`: `nN.toml`.
     pub fn configure(&self, n: usize, name: &str, keys: &str) {
         let (root, port) = (self.place.path().display(), self.ports[n - 1]);
+        let socket = if self.apart { "api.sock".to_owned() } else { format!("{root}/h{n}/api.sock") };
         let text = format!(
             "name = \"{name}\"\nstate_dir = \"{root}/h{n}\"\n[registry]\nsocket = \"{root}/r.sock\"\n\
              [lease]\nttl = \"2 s\"\nfence_grace = \"3 s\"\n\
              [identity]\ndirectory = \"{root}/h{n}/{keys}\"\n[peers]\nlisten = \"127.0.0.{n}:0\"\n\
-             [api]\nsocket = \"{root}/h{n}/api.sock\"\nlisten = \"127.0.0.{n}:{port}\"\n\
+             [api]\nsocket = \"{socket}\"\nlisten = \"127.0.0.{n}:{port}\"\n\
              [nbd]\ntcp = [{{ address = \"127.0.0.{n}:0\", plaintext = false }}]\n\
              [resources]\nbuffers = \"64 MiB\"\nlog = \"64 MiB\"\n"
         );
@@ -62,8 +82,8 @@ impl Hosts {
     }
 
     pub fn start(&mut self, n: usize) {
-        let (config, log) = (format!("node --config n{n}.toml"), format!("n{n}.log"));
-        self.nodes.push(Process::start(&self.place, &config, &log));
+        let (config, log) = (format!("node --config ../n{n}.toml"), format!("n{n}.log"));
+        self.nodes.push(Process::start_in(&self.place, &format!("h{n}"), &config, &log));
         await_some("the node has joined", || self.on(n, "status").then_some(()));
     }
 
