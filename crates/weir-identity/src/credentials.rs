@@ -13,7 +13,7 @@ use crate::certificate::{CaCertificate, Facts, NotACertificate};
 use crate::key::Key;
 use crate::name::Fingerprint;
 use crate::pem;
-use crate::tls::{NODE_API_PROTOCOL, PEER_PROTOCOL};
+use crate::protocol::{NODE_API_PROTOCOL, PEER_PROTOCOL};
 
 /// A key and a certificate that do not belong together.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -74,6 +74,7 @@ mod join;
 mod key;
 mod name;
 mod pem;
+mod protocol;
 mod random;
 mod request;
 mod revocation;
@@ -106,15 +107,13 @@ pub use name::{
     ClusterId, ExportName, Fingerprint, Host, KeyId, LONGEST_EXPORT, LONGEST_NAME, Malformed, Name, Serial,
     TokenId, TokenKey,
 };
+pub use protocol::{API_PROTOCOL, NODE_API_PROTOCOL, PEER_PROTOCOL};
 pub use random::NoRandomness;
 pub use request::{BadRequest, MOST_HOSTS};
 pub use revocation::{Holder, Revocation, Revocations, RevokedSerial};
 pub use rotation::{Authorities, NodeTrusts, Obstacle, RotationRefused, StoredCa, Use};
 pub use store::{Store, StoreError};
-pub use tls::{
-    API_PROTOCOL, ClientCertificate, NODE_API_PROTOCOL, PEER_PROTOCOL, Tls, joining_client, other_end, peer,
-    provider,
-};
+pub use tls::{ClientCertificate, Tls, joining_client, other_end, peer, provider};
 pub use token::{
     Claim, Endpoint, LONGEST_TOKEN, MOST_ENDPOINTS, MOST_PINS, Proof, Secret, Token, TokenError,
 };

@@ -332,9 +332,12 @@ impl Use<'_> {
             serial: one.facts.serial,
             until: one.facts.not_after,
         });
+        let mut all: Vec<_> = certificates.collect();
+        // By name: serial numbers, by which the registry lists them, are random.
+        all.sort_by_cached_key(ToString::to_string);
         // A host with such a token would refuse every node.
-        let tokens = self.tokens.iter().filter(|one| one.pins == [ca]).filter_map(|one| open(one, now));
-        certificates.chain(tokens).collect()
+        all.extend(self.tokens.iter().filter(|one| one.pins == [ca]).filter_map(|one| open(one, now)));
+        all
     }
 }
 

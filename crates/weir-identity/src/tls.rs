@@ -16,16 +16,9 @@ use rustls::{ClientConfig, CommonState, Error, ServerConfig};
 
 use crate::credentials::CredentialStore;
 use crate::name::{Fingerprint, Name};
+use crate::protocol::{API_PROTOCOL, NODE_API_PROTOCOL, PEER_PROTOCOL};
 use crate::trust::{Mistrust, OtherEnd, TrustStore};
 use crate::verify::{Accept, Members, Pinned};
-
-/// Application protocol (ALPN) between nodes. A connection for it is of no use at another port of the cluster.
-pub const PEER_PROTOCOL: &[u8] = b"weir-peer/1";
-/// Application protocol (ALPN) of the API.
-pub const API_PROTOCOL: &[u8] = b"http/1.1";
-/// Offered beside [`API_PROTOCOL`] by a node, which knows all authorities of the cluster and refuses a replaced certificate; never
-/// agreed on.
-pub const NODE_API_PROTOCOL: &[u8] = b"weir-node-api/1";
 
 /// Whether a server asks its clients for a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -30,6 +30,7 @@ use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
 };
 
+pub use crate::https::HTTPS;
 use crate::https::{self, FORWARDED, NoAnswer};
 use crate::identity::{NodeIdentity, WallClock};
 
@@ -134,9 +135,6 @@ impl At {
         self.tls.is_some().then(|| self.place.display().to_string())
     }
 }
-
-/// The beginning of a URL of the API over TLS.
-pub const HTTPS: &str = "https://";
 
 impl Client {
     /// A client of the node whose API is at `socket`. Does not connect yet.

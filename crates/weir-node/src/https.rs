@@ -28,6 +28,9 @@ use crate::gate::Gate;
 use crate::identity::NodeIdentity;
 use crate::throttles::API_REFUSED;
 
+/// The beginning of a URL of the API over TLS.
+pub const HTTPS: &str = "https://";
+
 /// The header with the number of times that nodes have forwarded a request.
 pub(crate) const FORWARDED: &str = "weir-forwarded";
 

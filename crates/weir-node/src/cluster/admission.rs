@@ -80,8 +80,7 @@ async fn decide(
     for _ in 0..ATTEMPTS {
         let snapshot = Snapshot::read(registry).await?;
         let Some(authority) = authority(store, &snapshot)? else { return Ok(None) };
-        let admission = decision(&authority, &snapshot)
-            .map_err(|refused| ApiError::new(ApiErrorKind::Refused, refused.to_string()))?;
+        let admission = decision(&authority, &snapshot).map_err(refused)?;
         match registry.transact(transaction(&admission)).await {
             Ok(_) => return Ok(Some(admission.answer)),
             Err(RegistryError::Conflict { .. }) => {}
@@ -89,6 +88,11 @@ async fn decide(
         }
     }
     Err(busy())
+}
+
+/// A request that is not allowed now.
+pub(super) fn refused(message: impl std::fmt::Display) -> ApiError {
+    ApiError::new(ApiErrorKind::Refused, message.to_string())
 }
 
 /// The records change faster than they can be decided on.

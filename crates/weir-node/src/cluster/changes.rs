@@ -3,43 +3,25 @@
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use weir_cluster::registry::{Registry, RegistryError, Transaction};
+use weir_cluster::registry::{Registry, Transaction};
 use weir_identity::{
     CaCertificate, Condition, Endpoint, Grant, Holder, Host, Identity, Invitation, IssuedRecord, JoinAnswer,
     MOST_ENDPOINTS, Name, RecordId, Revocations, Store, TokenId, TokenRecord, admit_client,
     invite as make_token, lasts,
 };
 
-use super::admission::{self, busy};
-use super::records::{Announced, Snapshot, Unusable, put, unchanged};
+use super::admission::{self, busy, refused};
+use super::records::{Announced, Snapshot, put, unchanged, write};
 use super::rotation;
 use super::views::{
     CertificateView, ClusterView, Invite, Invited, NewClient, Revoke, Revoked, RevokedView, TokenView,
-    Withdrawn,
+    Withdrawn, time,
 };
 use crate::control::change::read;
 use crate::error::{ApiError, ApiErrorKind};
-use crate::timestamps::rfc3339;
 
 /// Decisions on one request, while other changes come first.
 const ATTEMPTS: usize = 10;
-
-pub(super) fn time(seconds: u64) -> String {
-    rfc3339(seconds.saturating_mul(1000))
-}
-
-pub(super) fn refused(message: impl std::fmt::Display) -> ApiError {
-    ApiError::new(ApiErrorKind::Refused, message.to_string())
-}
-
-/// Decides on the present records until the decision is written: false of `write` is another change that came first.
-pub(super) async fn write(registry: &dyn Registry, transaction: Transaction) -> Result<bool, ApiError> {
-    match registry.transact(transaction).await {
-        Ok(_) => Ok(true),
-        Err(RegistryError::Conflict { .. }) => Ok(false),
-        Err(error) => Err(Unusable::from(error).into()),
-    }
-}
 
 /// Makes a token. Its record is written before the token is returned.
 ///

@@ -97,6 +97,18 @@ pub fn transaction(admission: &Admission) -> Transaction {
     Transaction { compares: conditions.iter().map(|one| unchanged(*one)).collect(), ops }
 }
 
+/// Writes a decision on the records; false if another change came first: read again, and decide again.
+///
+/// # Errors
+/// The registry does not take it.
+pub async fn write(registry: &dyn Registry, transaction: Transaction) -> Result<bool, ApiError> {
+    match registry.transact(transaction).await {
+        Ok(_) => Ok(true),
+        Err(RegistryError::Conflict { .. }) => Ok(false),
+        Err(error) => Err(Unusable::from(error).into()),
+    }
+}
+
 /// Why the records cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {

@@ -15,14 +15,13 @@ use weir_identity::{
     Obstacle, RecordId, Store, StoreError, TokenRecord, Use,
 };
 
-use super::admission::{self, busy};
-use super::changes::{refused, time, write};
-use super::records::{Snapshot, put, unchanged};
+use super::admission::{self, busy, refused};
+use super::records::{Snapshot, put, unchanged, write};
 use super::unix_seconds;
-use super::views::{Rotate, RotationView, WaitView};
-use crate::client::HTTPS;
+use super::views::{Rotate, RotationView, WaitView, time};
 use crate::control::Node;
 use crate::error::{ApiError, ApiErrorKind};
+use crate::https::HTTPS;
 
 /// Decisions on one request, while other changes come first.
 const ATTEMPTS: usize = 10;
@@ -89,14 +88,12 @@ fn view(authorities: &Authorities, obstacles: &[Obstacle], done: bool) -> Rotati
         Authorities::Renewing { since, .. } => (RotationView::RENEWING, Some(*since)),
     };
     let mut fingerprints = authorities.trusted().into_iter().map(|one| one.fingerprint().to_string());
-    let mut waits_for: Vec<WaitView> = obstacles.iter().map(wait).collect();
-    waits_for.sort_by(|one, other| (&one.kind, &one.name).cmp(&(&other.kind, &other.name)));
     RotationView {
         phase: phase.into(),
         authority: fingerprints.next().unwrap_or_default(),
         other: fingerprints.next(),
         since: since.map(time),
-        waits_for,
+        waits_for: obstacles.iter().map(wait).collect(),
         done,
     }
 }

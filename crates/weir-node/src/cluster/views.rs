@@ -8,6 +8,11 @@ use weir_identity::{ExportName, Grant, Host, MOST_EXPORTS, Name, Revocation, Rol
 
 use crate::timestamps::rfc3339;
 
+/// A time in seconds since 1970, as RFC 3339 in UTC.
+pub(super) fn time(seconds: u64) -> String {
+    rfc3339(seconds.saturating_mul(1000))
+}
+
 /// A new cluster.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.cluster-made/1")]
@@ -196,8 +201,7 @@ impl RevokedView {
     /// The revocation `by` of a `name` of this kind.
     #[must_use]
     pub fn of(kind: &str, name: &Name, by: &Revocation) -> RevokedView {
-        let at = rfc3339(by.at.saturating_mul(1000));
-        RevokedView { kind: kind.into(), name: name.clone(), at, reason: by.reason.clone() }
+        RevokedView { kind: kind.into(), name: name.clone(), at: time(by.at), reason: by.reason.clone() }
     }
 }
 

@@ -11,10 +11,13 @@ use crate::failure::Failure;
 use crate::output::{list, note};
 
 /// Pause between two looks at the progress.
-const LOOK_AGAIN: Duration = Duration::from_millis(300);
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
 
 /// Without any progress for so long, waiting ends: the rotation goes on by itself.
 const STUCK: Duration = Duration::from_secs(30);
+
+/// As [`STUCK`], where an operator leaves nodes behind: those are not waited for.
+const STUCK_BY_FORCE: Duration = Duration::from_secs(5);
 
 /// Takes the step, and waits until the nodes that run have followed.
 pub fn run(client: &Client, rotate: Rotate, no_wait: bool) -> Result<RotationView, Failure> {
@@ -22,14 +25,15 @@ pub fn run(client: &Client, rotate: Rotate, no_wait: bool) -> Result<RotationVie
     if no_wait || rotate.dry_run {
         return Ok(view);
     }
+    let stuck = if rotate.force { STUCK_BY_FORCE } else { STUCK };
     let mut progress = (Nanos::now(), String::new());
-    while follows(&view) {
+    while follows(&view, rotate.force) {
         let line = progress_of(&view);
         if line != progress.1 {
             note(&line);
             progress = (Nanos::now(), line);
         }
-        if Nanos::now() - progress.0 >= STUCK {
+        if Nanos::now() - progress.0 >= stuck {
             note("it goes on by itself when it can; `weir cluster list` shows who is left");
             break;
         }
@@ -40,14 +44,21 @@ pub fn run(client: &Client, rotate: Rotate, no_wait: bool) -> Result<RotationVie
             Ok(cluster) => cluster.rotation.unwrap_or(view),
             Err(error) => return Err(error.into()),
         };
+        if rotate.force && view.phase == RotationView::INTRODUCING {
+            view = match client.rotate(&rotate) {
+                // A node that runs has not followed yet.
+                Err(error) if error.kind == ApiErrorKind::Refused => view,
+                taken => taken?,
+            };
+        }
     }
     Ok(view)
 }
 
 /// Nodes are about to follow; nothing else ends soon by itself.
-fn follows(view: &RotationView) -> bool {
+fn follows(view: &RotationView, force: bool) -> bool {
     match &*view.phase {
-        RotationView::INTRODUCING => view.waits_for.iter().all(is_node),
+        RotationView::INTRODUCING => force || view.waits_for.iter().all(is_node),
         RotationView::RENEWING => view.waits_for.iter().any(is_node),
         _ => false,
     }
