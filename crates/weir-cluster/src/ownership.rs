@@ -7,7 +7,9 @@
 //! Only the owner changes the configuration of its disk, until it is gone: no other node can raise the epoch and fence a living
 //! owner by accident.
 
-use crate::records::{DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Mode, NodeRef, Policy, Record};
+use crate::records::{
+    DiskRecord, FormerOwner, Limit, MAX_FORMER, MAX_REPLICAS, Mode, NodeRef, Policy, Record,
+};
 
 /// The reason why a change is refused, and the remedy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -75,6 +77,12 @@ pub enum Refusal {
     /// The new size is invalid.
     #[error("this size is not allowed: {reason}")]
     BadSize {
+        /// The reason.
+        reason: String,
+    },
+    /// The new limit is invalid.
+    #[error("this limit is not allowed: {reason}")]
+    BadLimit {
         /// The reason.
         reason: String,
     },
@@ -311,6 +319,24 @@ pub fn resize(record: &DiskRecord, caller: Caller<'_>, size: u64) -> Result<Disk
     }
     let mut next = next(record)?;
     next.size = size;
+    Ok(next)
+}
+
+/// Sets or removes the limit of the rate at which clients are served.
+///
+/// # Errors
+/// As [`set_policy`], and [`Refusal::BadLimit`].
+pub fn set_limit(
+    record: &DiskRecord,
+    caller: Caller<'_>,
+    limit: Option<Limit>,
+) -> Result<DiskRecord, Refusal> {
+    check_caller(record, caller)?;
+    if let Some(reason) = limit.and_then(Limit::contradiction) {
+        return Err(Refusal::BadLimit { reason });
+    }
+    let mut next = next(record)?;
+    next.limit = limit;
     Ok(next)
 }
 

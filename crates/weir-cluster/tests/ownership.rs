@@ -3,7 +3,7 @@
 
 use proptest::prelude::*;
 use weir_cluster::ownership::*;
-use weir_cluster::records::{DiskRecord, FormerOwner, Mode, NodeRef, Policy, Record, Source};
+use weir_cluster::records::{DiskRecord, FormerOwner, Limit, Mode, NodeRef, Policy, Record, Source};
 use weir_cluster::right::GrantSet;
 
 /// An attempted change. Numbers name nodes; some attempts are valid, most are not.
@@ -40,6 +40,10 @@ enum Attempt {
         blocks: u64,
         odd: bool,
     },
+    SetLimit {
+        owner: Option<u64>,
+        limit: Option<Limit>,
+    },
     Release {
         by: u64,
         lag: u64,
@@ -75,12 +79,23 @@ fn attempt() -> impl Strategy<Value = Attempt> {
         2 => (prop::option::of(node()), policy).prop_map(|(owner, policy)| Attempt::SetPolicy { owner, policy }),
         1 => (prop::option::of(node()), prop_oneof![0_u64..9, 250_u64..300], any::<bool>())
             .prop_map(|(owner, blocks, odd)| Attempt::Resize { owner, blocks, odd }),
+        1 => (prop::option::of(node()), prop::option::of(limit()))
+            .prop_map(|(owner, limit)| Attempt::SetLimit { owner, limit }),
         2 => (node(), lag(), dirty()).prop_map(|(by, lag, dirty)| Attempt::Release { by, lag, dirty }),
         2 => (node(), lag(), dirty(), node())
             .prop_map(|(by, lag, dirty, to)| Attempt::PassOn { by, lag, dirty, to }),
         2 => node().prop_map(|by| Attempt::Forget { by }),
         2 => node().prop_map(Attempt::Restart),
     ]
+}
+
+fn limit() -> impl Strategy<Value = Limit> {
+    let rate = || prop::option::of(prop_oneof![1 => Just(0), 3 => 1..=u64::MAX]);
+    (rate(), rate(), 0..4_000_000_u64).prop_map(|(iops, bytes_per_second, burst_ms)| Limit {
+        iops,
+        bytes_per_second,
+        burst_ms,
+    })
 }
 
 fn disk(policy: Policy) -> DiskRecord {
@@ -133,6 +148,9 @@ impl Walk {
                 caller(caller_node(owner).as_ref(), epoch),
                 blocks * 4096 + u64::from(*odd) * 512,
             ),
+            Attempt::SetLimit { owner, limit } => {
+                set_limit(record, caller(caller_node(owner).as_ref(), epoch), *limit)
+            }
             Attempt::Release { by, lag, dirty } => {
                 release(record, &self.node(*by), epoch.saturating_sub(*lag), *dirty)
             }
@@ -200,6 +218,11 @@ impl Walk {
                 assert!(next.size >= old.size, "a disk never shrinks");
                 assert_eq!(owner_before, owner.map(|number| self.node(number)).as_ref());
             }
+            Attempt::SetLimit { owner, limit } => {
+                assert_eq!(owner_before, owner.map(|number| self.node(number)).as_ref());
+                let unchanged = DiskRecord { limit: old.limit, epoch: old.epoch, ..next.clone() };
+                assert_eq!((old, next.limit), (&unchanged, *limit), "only the limit changes");
+            }
             Attempt::Release { by, lag, dirty } => {
                 assert_eq!((owner_before, *lag, *dirty), (Some(&self.node(*by)), 0, 0));
                 assert_eq!((&next.owner, &next.heir), (&None, &None));
@@ -208,6 +231,9 @@ impl Walk {
                 assert_eq!((owner_before, *lag, *dirty), (Some(&self.node(*by)), 0, 0));
                 assert_eq!((&next.owner, &next.heir), (&None, &Some(self.node(*to))));
             }
+        }
+        if !matches!(attempt, Attempt::SetLimit { .. }) {
+            assert_eq!(next.limit, old.limit, "a limit survives whatever happens to the owner");
         }
         assert!(next.owner.is_none() || next.heir.is_none(), "an owner has no heir");
         assert_eq!(next.epoch, old.epoch + 1, "each change raises the epoch by exactly one");

@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use super::limit::Limit;
 use super::{Medium, NodeRef, Record, RecordError, check_name};
 use crate::right::{GrantSet, MAX_GUARDS};
 
@@ -183,6 +184,9 @@ pub struct DiskRecord {
     /// The medium of its log.
     #[serde(default)]
     pub medium: Medium,
+    /// The highest rate at which its clients are served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Limit>,
     /// The process that may write, if any (P2).
     pub owner: Option<NodeRef>,
     /// Grows by one with each change of the configuration.
@@ -234,6 +238,7 @@ impl DiskRecord {
             logical_block,
             policy,
             medium: Medium::Ram,
+            limit: None,
             owner: None,
             epoch: 0,
             replicas: Vec::new(),
@@ -292,6 +297,9 @@ impl DiskRecord {
         if self.size == 0 || !self.size.is_multiple_of(u64::from(self.logical_block)) {
             let (size, block) = (self.size, self.logical_block);
             return Some(format!("its size {size} is not a positive multiple of its logical block {block}"));
+        }
+        if let Some(reason) = self.limit.and_then(Limit::contradiction) {
+            return Some(format!("its limit: {reason}"));
         }
         if self.owner.is_some() && self.heir.is_some() {
             return Some("it has an owner, and a process that is to claim it".into());
@@ -440,32 +448,50 @@ mod tests {
         assert!(text.contains(r#""policy":"write-back+1in+1out","medium":"flash""#), "{text}");
         assert!(text.ends_with(r#""follower":{"node":"c","incarnation":9}}"#), "{text}");
         assert_eq!(DiskRecord::decode(text.as_bytes()).unwrap(), disk);
+        disk.limit = Some(Limit { iops: Some(500), bytes_per_second: Some(1 << 20), burst_ms: 100 });
+        let text = String::from_utf8(disk.encode()).unwrap();
+        assert!(
+            text.contains(r#","limit":{"iops":500,"bytes_per_second":1048576,"burst_ms":100},"owner""#),
+            "{text}"
+        );
+        assert_eq!(DiskRecord::decode(text.as_bytes()).unwrap(), disk);
+        disk.limit = Some(Limit { iops: None, bytes_per_second: Some(1 << 20), burst_ms: 5 });
+        let text = String::from_utf8(disk.encode()).unwrap();
+        assert!(text.contains(r#""limit":{"bytes_per_second":1048576,"burst_ms":5}"#), "{text}");
+        assert_eq!(DiskRecord::decode(text.as_bytes()).unwrap(), disk);
     }
 
     #[test]
     fn contradictions_are_refused() {
-        let corrupt: [fn(&mut DiskRecord); 15] = [
-            |disk| disk.guards = vec!["b".into()],
-            |disk| {
+        let limit = |iops, bytes_per_second, burst_ms| Some(Limit { iops, bytes_per_second, burst_ms });
+        assert!(limit(Some(1), None, Limit::BURST_MS).and_then(Limit::contradiction).is_none());
+        let corrupt: [&dyn Fn(&mut DiskRecord); 20] = [
+            &|disk| disk.limit = limit(None, None, 100),
+            &|disk| disk.limit = limit(Some(0), None, 100),
+            &|disk| disk.limit = limit(Some(1), Some(0), 100),
+            &|disk| disk.limit = limit(Some(1), None, 0),
+            &|disk| disk.limit = limit(None, Some(1), 3_600_001),
+            &|disk| disk.guards = vec!["b".into()],
+            &|disk| {
                 (disk.owner, disk.epoch) = (Some(NodeRef::new("a", 1)), 1);
                 disk.guards = vec!["b".into(), "a".into()];
             },
-            |disk| disk.follower = Some(NodeRef::new("b", 1)),
-            |disk| {
+            &|disk| disk.follower = Some(NodeRef::new("b", 1)),
+            &|disk| {
                 (disk.owner, disk.epoch) = (Some(NodeRef::new("a", 1)), 1);
                 disk.follower = Some(NodeRef::new("a", 2));
             },
-            |disk| disk.policy = Policy::Strict(Spread::default()),
-            |disk| disk.policy = Policy::Strict(Spread { inside: 2, outside: 1 }),
-            |disk| disk.size = 0,
-            |disk| disk.size = 513,
-            |disk| disk.logical_block = 1024,
-            |disk| disk.replicas = vec![NodeRef::new("b", 1)],
-            |disk| disk.mode = Mode::WriteBack,
-            |disk| disk.owner = Some(NodeRef::new("a", 1)),
-            |disk| disk.source = Source::File { name: "../x".into() },
-            |disk| disk.source = Source::Device { path: "sda".into() },
-            |disk| {
+            &|disk| disk.policy = Policy::Strict(Spread::default()),
+            &|disk| disk.policy = Policy::Strict(Spread { inside: 2, outside: 1 }),
+            &|disk| disk.size = 0,
+            &|disk| disk.size = 513,
+            &|disk| disk.logical_block = 1024,
+            &|disk| disk.replicas = vec![NodeRef::new("b", 1)],
+            &|disk| disk.mode = Mode::WriteBack,
+            &|disk| disk.owner = Some(NodeRef::new("a", 1)),
+            &|disk| disk.source = Source::File { name: "../x".into() },
+            &|disk| disk.source = Source::Device { path: "sda".into() },
+            &|disk| {
                 (disk.owner, disk.epoch, disk.mode) = (Some(NodeRef::new("a", 1)), 1, Mode::WriteBack);
                 disk.replicas = vec![NodeRef::new("a", 2)];
             },

@@ -2,6 +2,7 @@
 
 mod disk;
 pub mod keys;
+mod limit;
 mod medium;
 mod migration;
 mod node;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::registry::{Entry, Op, Transaction};
 
 pub use disk::{DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Mode, Policy, Source, Spread};
+pub use limit::Limit;
 pub use medium::{Medium, NotAMedium};
 pub use migration::{EpochBaseRecord, MigrationRecord};
 pub use node::{
