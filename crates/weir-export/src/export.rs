@@ -2,6 +2,7 @@
 
 use weir_block::{Completion, Event, Layer, LayerMeter, Nanos, OwnerId, Reactor};
 
+use crate::limit::{Delays, Rate};
 use crate::workspace::Workspace;
 
 /// Bits of a tag that an export chooses. The bits above are the export's number ([`crate::Exports`]); the highest bit marks requests
@@ -37,6 +38,12 @@ pub trait Export {
 
     /// The time at which [`pump`](Export::pump) is due even without events.
     fn deadline(&self, layer: &dyn Layer, reactor: &Reactor, workspace: &Workspace) -> Nanos;
+
+    /// Sets or removes the highest rate at which clients are served.
+    fn set_rate(&mut self, rate: Option<Rate>, now: Nanos);
+
+    /// What that has delayed.
+    fn delays(&self) -> Delays;
 
     /// Begins to hold the clients, because the disk is about to move to another node: answers all received requests and keeps the
     /// replies, so that clients send no more; then takes no new requests. Done when [`is_held`](Export::is_held). Ends with

@@ -5,6 +5,7 @@ use std::io;
 use weir_block::{Completion, Event, Layer, LayerMeter, Nanos, OwnerId, Reactor};
 
 use crate::export::{Export, TAG_BITS};
+use crate::limit::{Delays, Rate};
 use crate::nbd::{self, Limits, NbdDisk};
 use crate::workspace::Workspace;
 
@@ -35,7 +36,7 @@ impl From<nbd::AcceptedClient> for Client {
 }
 
 /// The exports of one disk. Another protocol is another field, another [`Client`], and nothing on the shard; the exclusion around
-/// changes of parts of blocks, which belongs to the NBD connections, then belongs here.
+/// changes of parts of blocks, and the limit of the disk, which belong to the NBD connections, then belong here.
 pub struct Exports {
     nbd: NbdDisk,
 }
@@ -118,6 +119,17 @@ impl Exports {
     pub fn deadline(&self, layer: &dyn Layer, reactor: &Reactor, workspace: &Workspace) -> Nanos {
         let deadlines = self.all().map(|export| export.deadline(layer, reactor, workspace));
         deadlines.into_iter().min().unwrap_or(Nanos::NEVER)
+    }
+
+    /// As [`Export::set_rate`].
+    pub fn set_rate(&mut self, rate: Option<Rate>, now: Nanos) {
+        self.nbd.set_rate(rate, now);
+    }
+
+    /// As [`Export::delays`].
+    #[must_use]
+    pub fn delays(&self) -> Delays {
+        self.nbd.delays()
     }
 
     /// As [`Export::hold`], for all.

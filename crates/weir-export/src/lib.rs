@@ -6,9 +6,11 @@
 mod export;
 mod exports;
 pub mod handshakes;
+mod limit;
 pub mod nbd;
 mod workspace;
 
 pub use export::Export;
 pub use exports::{Client, Exports};
+pub use limit::{Delays, Limiter, Rate};
 pub use workspace::Workspace;

@@ -9,7 +9,9 @@ use weir_block::{Action, Completion, Event, Layer, LayerMeter, Meter, Nanos, Own
 use super::client::AcceptedClient;
 use super::connection::{Connection, Limits, Pumped, Room, TURN, Turn};
 use super::edges::Edges;
+use super::gate::Gate;
 use super::hold::{Hold, Order};
+use crate::limit::{Delays, Rate};
 use crate::workspace::{PATIENCE, Workspace};
 
 /// How long somebody must have waited for memory before clients that do not move are looked for, and how often then.
@@ -37,6 +39,14 @@ struct Farewell {
     lingers: Duration,
 }
 
+/// What the turns of a disk's connections have come to.
+struct Turns {
+    /// Most bytes of the shard's buffers that were lent when a connection had to wait.
+    lent: usize,
+    /// A connection has given buffers back.
+    gave_back: bool,
+}
+
 /// The NBD side of one disk: its connections, and the meter `export`.
 ///
 /// The shard's loop calls, in this order:
@@ -58,6 +68,8 @@ pub struct NbdDisk {
     turn: Vec<u32>,
     meter: Meter,
     edges: Edges,
+    /// The limit, and who waits for it.
+    gate: Gate,
     /// Bytes of buffers that the connections hold.
     memory: usize,
     /// All of `held` lack buffers: no connection of this disk has given any back since, and the shard had lent so many bytes. Until
@@ -83,6 +95,7 @@ impl NbdDisk {
             turn: Vec::new(),
             meter: Meter::new(),
             edges: Edges::default(),
+            gate: Gate::default(),
             memory: 0,
             stuck: None,
             next_stall_check: Nanos::default(),
@@ -142,50 +155,97 @@ impl NbdDisk {
     pub fn pump(&mut self, reactor: &mut Reactor, layer: &mut dyn Layer, workspace: &mut Workspace) {
         self.edges.advance(layer, reactor);
         let is_stuck = self.is_stuck(reactor);
-        if self.ready.is_empty() && (is_stuck || self.held.is_empty()) {
+        let waits_for_limit = self.gate.deadline(reactor.now()) > reactor.now();
+        if self.ready.is_empty() && (is_stuck || self.held.is_empty()) && waits_for_limit {
             return;
         }
         let connections = &self.connections;
         let waits = |index| connections.get(index as usize).is_some_and(Connection::waits_for_edges);
         self.edges.release(waits);
-        let info = layer.info();
+        let mut turns = Turns { lent: 0, gave_back: false };
         let mut turn = std::mem::take(&mut self.turn);
         if !is_stuck {
             turn.append(&mut self.held);
             self.stuck = None;
         }
+        turns.lent = self.stuck.unwrap_or(0);
         turn.append(&mut self.ready);
-        let (mut lent, mut gave_back) = (self.stuck.unwrap_or(0), false);
+        // Whoever lines up again does so behind the others.
+        for _ in 0..self.gate.waiting() {
+            let Some(index) = self.gate.call(reactor.now()) else { break };
+            self.give_turn(index, &mut turns, reactor, layer, workspace);
+            self.gate.end_call();
+        }
         for index in turn.drain(..) {
-            let Some(connection) = self.connections.get_mut(index as usize) else { continue };
-            connection.listed = false;
-            let (meter, edges) = (&mut self.meter, &mut self.edges);
-            let (limits, now, disk_memory) = (&self.limits, reactor.now(), self.memory);
-            let left = TURN;
-            let mut turn =
-                Turn { reactor, layer, info, workspace, meter, edges, limits, now, index, left, disk_memory };
-            let pumped = connection.pump(&mut turn);
-            gave_back |= connection.count(&mut self.memory);
-            match pumped {
-                Pumped::Idle | Pumped::Closing => {}
-                Pumped::More => self.list_ready(index),
-                Pumped::Held => {
-                    connection.listed = true;
-                    lent = lent.max(reactor.buffers().lent());
-                    self.held.push(index);
-                }
-            }
-            self.list_flush(index);
+            self.give_turn(index, &mut turns, reactor, layer, workspace);
         }
         self.turn = turn;
         let lacks_memory = |index: &u32| self.connections[*index as usize].lacks_memory();
-        let is_stuck = !gave_back && !self.held.is_empty() && self.held.iter().all(lacks_memory);
-        self.stuck = is_stuck.then_some(lent);
+        let is_stuck = !turns.gave_back && !self.held.is_empty() && self.held.iter().all(lacks_memory);
+        self.stuck = is_stuck.then_some(turns.lent);
+    }
+
+    /// One turn of a connection.
+    fn give_turn(
+        &mut self,
+        index: u32,
+        turns: &mut Turns,
+        reactor: &mut Reactor,
+        layer: &mut dyn Layer,
+        workspace: &mut Workspace,
+    ) {
+        let Some(connection) = self.connections.get_mut(index as usize) else { return };
+        (connection.listed, connection.lined) = (false, false);
+        let (meter, edges, gate) = (&mut self.meter, &mut self.edges, &mut self.gate);
+        let (limits, now, disk_memory) = (&self.limits, reactor.now(), self.memory);
+        let (info, left) = (layer.info(), TURN);
+        let mut turn = Turn {
+            reactor,
+            layer,
+            info,
+            workspace,
+            meter,
+            edges,
+            gate,
+            limits,
+            now,
+            index,
+            left,
+            disk_memory,
+        };
+        let pumped = connection.pump(&mut turn);
+        turns.gave_back |= connection.count(&mut self.memory);
+        match pumped {
+            Pumped::Idle | Pumped::Closing => {}
+            Pumped::More => self.list_ready(index),
+            Pumped::Held => {
+                connection.listed = true;
+                turns.lent = turns.lent.max(reactor.buffers().lent());
+                self.held.push(index);
+            }
+            Pumped::Limited => (connection.listed, connection.lined) = (true, true),
+        }
+        self.list_flush(index);
     }
 
     /// Whether it would be in vain to give the waiting connections a turn.
     fn is_stuck(&self, reactor: &Reactor) -> bool {
         self.stuck.is_some_and(|lent| reactor.buffers().lent() >= lent)
+    }
+
+    /// Sets or removes the highest rate at which clients are served. Reads, writes, zeroing and discards count; the last two without
+    /// bytes, because they move none. The allowance for a burst is full at first.
+    pub fn set_rate(&mut self, rate: Option<Rate>, now: Nanos) {
+        let waiting: Vec<u32> = self.gate.set(rate, now).collect();
+        for index in waiting {
+            self.list_ready(index);
+        }
+    }
+
+    /// What the limit has delayed.
+    #[must_use]
+    pub fn delays(&self) -> Delays {
+        self.gate.delays()
     }
 
     /// Whether a connection waits for room, in the layer or in the shard's memory, which other disks give back.
@@ -256,7 +316,7 @@ impl NbdDisk {
         let goodbye = self.closing.is_some() && !self.connections.is_empty();
         let now = reactor.now();
         let hold = self.hold.map_or(Nanos::NEVER, |hold| hold.deadline(now, FAREWELL_CHECK));
-        hold.min(match (goodbye, somebody_waits) {
+        hold.min(self.gate.deadline(now)).min(match (goodbye, somebody_waits) {
             (true, _) => now + FAREWELL_CHECK,
             (false, true) => now + PATIENCE,
             (false, false) => Nanos::NEVER,
@@ -390,6 +450,11 @@ impl NbdDisk {
         // A waiting one stays in `held`; its state may be another by now.
         self.stuck = None;
         let connection = &mut self.connections[index as usize];
+        // In line it would wait for its turn, and it is to have one now.
+        if std::mem::take(&mut connection.lined) {
+            self.gate.leave(index);
+            connection.listed = false;
+        }
         if !connection.listed {
             connection.listed = true;
             self.ready.push(index);
@@ -411,6 +476,9 @@ impl NbdDisk {
         if gone.listed {
             self.ready.retain(|&other| other != index);
             self.held.retain(|&other| other != index);
+        }
+        if gone.lined {
+            self.gate.leave(index);
         }
         // Changes of others may wait for it, and nothing else would wake them.
         self.edges.release(|who| who != index);

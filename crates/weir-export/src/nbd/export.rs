@@ -4,6 +4,7 @@ use weir_block::{Completion, Event, Layer, LayerMeter, Nanos, OwnerId, Reactor};
 
 use super::disk::NbdDisk;
 use crate::export::Export;
+use crate::limit::{Delays, Rate};
 use crate::workspace::Workspace;
 
 impl Export for NbdDisk {
@@ -37,6 +38,14 @@ impl Export for NbdDisk {
 
     fn deadline(&self, layer: &dyn Layer, reactor: &Reactor, workspace: &Workspace) -> Nanos {
         NbdDisk::deadline(self, layer, reactor, workspace)
+    }
+
+    fn set_rate(&mut self, rate: Option<Rate>, now: Nanos) {
+        NbdDisk::set_rate(self, rate, now);
+    }
+
+    fn delays(&self) -> Delays {
+        NbdDisk::delays(self)
     }
 
     fn hold(&mut self) {

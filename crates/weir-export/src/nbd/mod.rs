@@ -13,6 +13,7 @@ mod connection;
 mod disk;
 mod edges;
 mod export;
+mod gate;
 mod hold;
 mod listener;
 mod negotiation;

@@ -10,6 +10,7 @@ mod holding;
 mod hostile;
 mod interop;
 mod large;
+mod limits;
 mod listener;
 mod support;
 mod tls;

@@ -15,8 +15,8 @@ use super::{CLOSING, Connection, InFlight, Incoming, Need, Part, Pumped, Room, S
 use crate::nbd::edges::Change;
 use crate::workspace::{WINDOW, Workspace, fair, fair_to_disks, largest_whole};
 
-/// Bytes received behind the rest of a large payload while writes are so large that they never fit the window: just
-/// enough for the next header, so that little is copied.
+/// Bytes received behind the rest of a large payload while writes are so large that they never fit the window, and while requests
+/// wait for the disk's limit: just enough for the next header, so that little is copied and kept.
 const HEADER_HUNT: usize = 4 << 10;
 
 /// A stash of at most so many bytes is kept for reuse when it is empty.
@@ -53,6 +53,7 @@ impl Connection {
             Stop::Paused => Pumped::Idle,
             Stop::TurnOver => Pumped::More,
             Stop::Held => Pumped::Held,
+            Stop::Limited => Pumped::Limited,
             Stop::Closing => {
                 self.stop_reading(turn.workspace, turn.meter);
                 Pumped::Closing
@@ -120,7 +121,8 @@ impl Connection {
 
     /// One receive call, and processing of the received bytes.
     fn receive(&mut self, turn: &mut Turn<'_>) -> io::Result<(usize, Stop)> {
-        let window = if self.large_writes { HEADER_HUNT } else { turn.workspace.window() };
+        let takes_little = self.large_writes || turn.gate.is_closed();
+        let window = if takes_little { HEADER_HUNT } else { turn.workspace.window() };
         let kept = self.stash.len() - self.stash_taken;
         let mut space = std::mem::take(&mut turn.workspace.receive);
         space[..kept].copy_from_slice(&self.stash[self.stash_taken..]);
@@ -253,7 +255,7 @@ impl Connection {
             && whole_blocks
             && head.length <= info.max_transfer.into()
         {
-            self.admit(Need::at_layer(RequestKind::Write, head.length), turn)?;
+            self.admit(Need::at_layer(RequestKind::Write, head.length).counting(head.length), turn)?;
             let tag = self.begin(head.into(), CheckedRequest::Write { fua }, 0, 0, None, turn);
             let offset = head.offset;
             turn.layer
@@ -265,7 +267,7 @@ impl Connection {
             return Err(Stop::Incomplete);
         }
         if blocks > largest_whole(turn.reactor.buffers(), &info) {
-            self.admit(Need::REPLY, turn)?;
+            self.admit(Need::REPLY.counting(head.length), turn)?;
             self.begin_whole(head, range_of(head), CheckedRequest::Write { fua }, turn);
         } else {
             self.expect_payload(head.into(), fua, turn)?;
@@ -279,7 +281,9 @@ impl Connection {
         let block = turn.info.logical_block;
         let (_, length, from) = blocks_around(part.offset, part.length, block);
         let memory = length as usize;
-        let buffer = self.take_buffer(Need { memory, ..Need::at_layer(RequestKind::Write, length) }, turn)?;
+        let counts = part.whole.is_none().then_some(part.length);
+        let need = Need { memory, counts, ..Need::at_layer(RequestKind::Write, length) };
+        let buffer = self.take_buffer(need, turn)?;
         self.memory += memory;
         let to = from + part.length as usize;
         self.incoming = Some(Incoming { part, fua, buffer, from, to, filled: from });
@@ -323,12 +327,12 @@ impl Connection {
                     let message = "the read is larger than the server's memory allows in one piece";
                     return self.refuse(head, Refusal { error: error::EOVERFLOW, message }, turn);
                 }
-                self.admit(Need::REPLY, turn)?;
+                self.admit(Need::REPLY.counting(head.length), turn)?;
                 self.begin_whole(head, range_of(head), command, turn);
             }
             CheckedRequest::Read => {
                 let memory = blocks as usize;
-                let need = Need { memory, ..Need::at_layer(RequestKind::Read, blocks) };
+                let need = Need { memory, ..Need::at_layer(RequestKind::Read, blocks).counting(head.length) };
                 let buffer = self.take_buffer(need, turn)?;
                 let tag = self.begin(head.into(), command, memory, from, None, turn);
                 turn.layer.submit(turn.reactor, Request::Read { tag, offset: start, buffer });
@@ -343,11 +347,11 @@ impl Connection {
             CheckedRequest::Discard { .. } => return self.discard(head, command, turn),
             CheckedRequest::WriteZeroes { fua, may_unmap, fast_only } => {
                 if blocks > head.length || head.length > LONGEST_RANGE {
-                    self.admit(Need::REPLY, turn)?;
+                    self.admit(Need::REPLY.counting(0), turn)?;
                     self.begin_whole(head, range_of(head), command, turn);
                     return Ok(0);
                 }
-                self.admit(Need::at_layer(RequestKind::WriteZeroes, head.length), turn)?;
+                self.admit(Need::at_layer(RequestKind::WriteZeroes, head.length).counting(0), turn)?;
                 let tag = self.begin(head.into(), command, 0, 0, None, turn);
                 let (offset, length) = (head.offset, head.length);
                 let request = Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only };
@@ -385,11 +389,11 @@ impl Connection {
         }
         let length = end - offset;
         if length > LONGEST_RANGE {
-            self.admit(Need::REPLY, turn)?;
+            self.admit(Need::REPLY.counting(0), turn)?;
             self.begin_whole(head, offset..end, command, turn);
             return Ok(0);
         }
-        self.admit(Need::at_layer(RequestKind::Discard, length), turn)?;
+        self.admit(Need::at_layer(RequestKind::Discard, length).counting(0), turn)?;
         let fua = matches!(command, CheckedRequest::Discard { fua: true });
         let tag = self.begin(head.into(), command, 0, 0, None, turn);
         turn.layer.submit(turn.reactor, Request::Discard { tag, offset, length, fua });
@@ -425,15 +429,42 @@ impl Connection {
 
     /// Takes a buffer for a request that may go on.
     pub(super) fn take_buffer(&mut self, need: Need, turn: &mut Turn<'_>) -> Result<Buffer, Stop> {
-        self.admit(need, turn)?;
-        turn.reactor.buffers().take(need.memory).ok_or_else(|| {
+        self.check(need, turn)?;
+        let taken = turn.reactor.buffers().take(need.memory);
+        let Some(buffer) = taken else {
             (self.held, self.lacks_memory) = (Some(need), true);
-            Stop::Held
-        })
+            return Err(Stop::Held);
+        };
+        self.count_in(need, turn);
+        Ok(buffer)
+    }
+
+    /// The next request goes on, or waits.
+    pub(super) fn admit(&mut self, need: Need, turn: &mut Turn<'_>) -> Result<(), Stop> {
+        self.check(need, turn)?;
+        self.count_in(need, turn);
+        Ok(())
+    }
+
+    /// The request counts against the disk's limit.
+    fn count_in(&mut self, need: Need, turn: &mut Turn<'_>) {
+        if let Some(bytes) = need.counts {
+            turn.gate.pass(turn.index, bytes, turn.now);
+        }
     }
 
     /// Whether the next request may go on; if not, remembers what it needs (P10).
-    pub(super) fn admit(&mut self, need: Need, turn: &mut Turn<'_>) -> Result<(), Stop> {
+    fn check(&mut self, need: Need, turn: &mut Turn<'_>) -> Result<(), Stop> {
+        // First, so that nobody waits for memory or a place behind a request that may not have them yet. While the disk closes or is
+        // about to move, its clients' queues are served at once: what is left of them would end in errors or in doubt (P9).
+        if let Some(bytes) = need.counts
+            && self.state == State::Open
+            && !turn.gate.admits(turn.index, bytes, turn.now)
+        {
+            turn.gate.line_up(turn.index, bytes, turn.now);
+            self.held = Some(need);
+            return Err(Stop::Limited);
+        }
         if need.parts_of_blocks {
             turn.edges.line_up(turn.index);
         }

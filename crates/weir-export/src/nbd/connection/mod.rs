@@ -15,6 +15,7 @@ use weir_nbd::protocol::error;
 use weir_nbd::server::{Asked, CheckedRequest, RequestHead, Session, Terms, describe_extents, error_number};
 
 use super::edges::Edges;
+use super::gate::Gate;
 use super::replies::{Counted, Data, Flushed, Form, Replies, To};
 use crate::workspace::Workspace;
 pub use intake::BAD_REQUESTS;
@@ -63,6 +64,8 @@ enum Stop {
     Incomplete,
     TurnOver,
     Held,
+    /// The next request would exceed the disk's limit.
+    Limited,
     /// Nothing is read for the time being.
     Paused,
     Closing,
@@ -77,6 +80,7 @@ pub(super) struct Turn<'a> {
     pub workspace: &'a mut Workspace,
     pub meter: &'a mut Meter,
     pub edges: &'a mut Edges,
+    pub gate: &'a mut Gate,
     pub limits: &'a Limits,
     pub now: Nanos,
     /// The connection's number on its disk, in the upper half of its tags.
@@ -102,6 +106,8 @@ pub(super) enum Pumped {
     More,
     /// A limit is reached; see [`Connection::could_go_on`].
     Held,
+    /// It waits in line at the disk's [`Gate`].
+    Limited,
     /// Nothing more will be read.
     Closing,
 }
@@ -190,14 +196,22 @@ struct Need {
     alone: bool,
     /// It changes parts of blocks: no other change of the disk is in flight.
     parts_of_blocks: bool,
+    /// It counts against the disk's limit, as one request with so many bytes.
+    counts: Option<u64>,
 }
 
 impl Need {
     /// Nothing but a place among the replies.
-    const REPLY: Need = Need { at_layer: None, memory: 0, alone: false, parts_of_blocks: false };
+    const REPLY: Need =
+        Need { at_layer: None, memory: 0, alone: false, parts_of_blocks: false, counts: None };
 
     fn at_layer(kind: RequestKind, length: u64) -> Need {
         Need { at_layer: Some((kind, length)), ..Need::REPLY }
+    }
+
+    /// It is a client's request, which counts with so many bytes; not a part of one.
+    fn counting(self, bytes: u64) -> Need {
+        Need { counts: Some(bytes), ..self }
     }
 }
 
@@ -252,8 +266,10 @@ pub(super) struct Connection {
     moved: Nanos,
     /// The node whose client it is, if that is another one.
     pub via: Option<String>,
-    /// In its disk's list of connections to pump.
+    /// In its disk's list of connections to pump, or in line at its gate.
     pub listed: bool,
+    /// In line at its disk's gate.
+    pub lined: bool,
     /// In its disk's list of connections to flush.
     pub flush_listed: bool,
 }
@@ -292,6 +308,7 @@ impl Connection {
             moved: Nanos::now(),
             via: None,
             listed: false,
+            lined: false,
             flush_listed: false,
         })
     }

@@ -11,10 +11,10 @@ use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
 
 use weir_block::{Completion, Layer, LayerInfo, Meter, Nanos, Reactor, ReactorConfig, Waker};
-use weir_export::Workspace;
 use weir_export::nbd::{
     AcceptedClient, Attach, Limits, ListenAddress, Listener, ListenerConfig, NbdDisk, Refused,
 };
+use weir_export::{Delays, Rate, Workspace};
 use weir_identity::{Identity, OtherEnd};
 use weir_nbd::server::{Directory, ExportInfo, Listed, NotServed};
 
@@ -71,11 +71,16 @@ pub struct State {
     pub meter: Meter,
     /// Whether a hold of all clients is complete, or there is none.
     pub held: bool,
+    /// What the first disk's limit has delayed.
+    pub delays: Delays,
+    /// Turns of the shard.
+    pub turns: u64,
 }
 
 enum Order {
     Attach(usize, AcceptedClient),
     Look(Sender<State>),
+    Rate(Option<Rate>),
     Hold,
     Resume,
     Dismiss,
@@ -273,6 +278,12 @@ impl Server {
         }
     }
 
+    /// Limits the first disk, or ends that.
+    pub fn limit(&self, rate: Option<Rate>) {
+        self.shard.shard.lock().unwrap().give(Order::Rate(rate));
+        self.look();
+    }
+
     /// Begins to hold all clients.
     pub fn hold(&self) {
         self.shard.shard.lock().unwrap().give(Order::Hold);
@@ -360,11 +371,12 @@ fn run_shard(mut reactor: Reactor, layers: Vec<FileLayer>, limits: Limits, inbox
         layers.into_iter().map(|layer| (NbdDisk::new(&mut reactor, limits), layer)).collect();
     let mut events = Vec::new();
     let mut done: Vec<Completion> = Vec::new();
-    let mut most_lent = 0;
+    let (mut most_lent, mut turns) = (0, 0);
     let (mut closing, mut aborting) = (false, false);
     loop {
         let deadline = disks.iter().map(|(nbd, layer)| nbd.deadline(layer, &reactor, &workspace)).min();
         reactor.wait(deadline.unwrap_or(Nanos::NEVER), &mut events).unwrap();
+        turns += 1;
         for event in events.drain(..) {
             for (nbd, _) in disks.iter_mut().filter(|(nbd, _)| nbd.owner() == event.token.owner) {
                 nbd.on_event(&event);
@@ -387,9 +399,12 @@ fn run_shard(mut reactor: Reactor, layers: Vec<FileLayer>, limits: Limits, inbox
                         most_lent,
                         meter,
                         held: disks.iter().all(|(nbd, _)| nbd.is_held()),
+                        delays: disks[0].0.delays(),
+                        turns,
                     };
                     let _ = answer.send(state);
                 }
+                Order::Rate(rate) => disks[0].0.set_rate(rate, reactor.now()),
                 Order::Hold => disks.iter_mut().for_each(|(nbd, _)| nbd.hold()),
                 Order::Resume => disks.iter_mut().for_each(|(nbd, _)| nbd.resume()),
                 Order::Dismiss => {
