@@ -70,6 +70,47 @@ pub struct Window {
     pub share: Option<f64>,
 }
 
+/// Requests that the disk's limit has made wait, since its meters began.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HeldBack {
+    /// Requests that have waited.
+    pub requests: u64,
+    /// The sum of their waits, in seconds.
+    pub seconds: f64,
+    /// Clients that wait now.
+    pub waiting: usize,
+}
+
+impl HeldBack {
+    /// What has come on top since `before`. Counters of a disk that was opened anew in between have begun at zero.
+    #[must_use]
+    pub fn since(self, before: HeldBack) -> HeldBack {
+        if self.requests < before.requests {
+            return self;
+        }
+        let (requests, seconds) = (self.requests - before.requests, self.seconds - before.seconds);
+        HeldBack { requests, seconds: seconds.max(0.0), ..self }
+    }
+
+    /// The sentence about it, if there is anything to say; `limit` is the disk's.
+    #[must_use]
+    pub fn finding(self, limit: &str) -> Option<String> {
+        let HeldBack { requests, seconds, waiting } = self;
+        let clients =
+            if waiting == 1 { "1 client waits".to_owned() } else { format!("{waiting} clients wait") };
+        match (requests, waiting) {
+            (0, 0) => None,
+            (0, _) => Some(format!("limit: {clients} for the disk's limit ({limit})")),
+            _ => {
+                let mean = seconds * 1e3 / requests as f64;
+                Some(format!(
+                    "limit: {requests} requests were held back by the disk's limit ({limit}), for {mean:.1} ms on average; {clients} now"
+                ))
+            }
+        }
+    }
+}
+
 /// The result of two samples.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Explanation {
@@ -284,6 +325,20 @@ mod tests {
         let shares: f64 = found.windows.iter().filter_map(|window| window.share).sum();
         assert!((shares - 1.0).abs() < 1e-9, "{found:#?}");
         assert!(found.windows.iter().all(|window| window.own_us.is_none_or(|own| own >= 0.0)));
+    }
+
+    #[test]
+    fn what_a_limit_holds_back_is_said() {
+        let before = HeldBack { requests: 100, seconds: 3.0, waiting: 4 };
+        let after = HeldBack { requests: 300, seconds: 5.0, waiting: 1 };
+        let said = after.since(before).finding("500 requests/s, burst of 100 ms").unwrap();
+        let expected = "limit: 200 requests were held back by the disk's limit (500 requests/s, burst of 100 ms), for 10.0 ms on \
+                        average; 1 client waits now";
+        assert_eq!(said, expected);
+        assert_eq!(before.since(after), before, "opened anew");
+        assert_eq!(HeldBack { waiting: 0, ..after }.since(after).finding(""), None);
+        let none_yet = after.since(after).finding("l").unwrap();
+        assert_eq!(none_yet, "limit: 1 client waits for the disk's limit (l)");
     }
 
     #[test]

@@ -79,6 +79,7 @@ impl Place {
             logical_block: 512,
             policy: policy.into(),
             medium: Medium::Ram,
+            limit: None,
         };
         client.create_disk(&wanted).unwrap();
         client.export(disk, &Export::default()).unwrap();

@@ -106,6 +106,7 @@ impl Place {
             logical_block: 4096,
             policy: policy.into(),
             medium: Medium::Ram,
+            limit: None,
         };
         self.bench.lab.client("n1").unwrap().create_disk(&wanted).unwrap();
     }

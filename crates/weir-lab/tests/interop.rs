@@ -65,6 +65,7 @@ fn libnbd_describes_lists_and_copies() {
             logical_block: 4096,
             policy: "write-back+1".into(),
             medium: Medium::Ram,
+            limit: None,
         };
         client.create_disk(&disk).unwrap();
         client.export(name, &Export::default()).unwrap();

@@ -46,6 +46,7 @@ fn other_nodes_say_where_the_disk_is() {
         logical_block: 4096,
         policy: "write-through".into(),
         medium: Medium::Ram,
+        limit: None,
     };
     let client = bench.lab.client("n1").unwrap();
     client.create_disk(&wanted).unwrap();
@@ -123,6 +124,7 @@ fn a_new_disk_can_be_used_at_once_on_every_node() {
             logical_block: 512,
             policy: "write-through".into(),
             medium: Medium::Ram,
+            limit: None,
         };
         maker.create_disk(&wanted).unwrap();
         assert_eq!(user.export(&name, &Export::default()).unwrap().owner.as_deref(), Some("n2"));
@@ -244,6 +246,7 @@ fn deletion_is_asked_for_twice_and_leaves_nothing() {
         logical_block: 512,
         policy: "write-back+1".into(),
         medium: Medium::Ram,
+        limit: None,
     };
     client.create_disk(&disk).unwrap();
     client.export(DISK, &Export::default()).unwrap();

@@ -20,6 +20,7 @@ fn create(bench: &Bench, name: &str, medium: Medium) -> Result<(), weir_node::ap
         logical_block: 512,
         policy: "write-back+1".into(),
         medium,
+        limit: None,
     };
     bench.lab.any_client().unwrap().create_disk(&wanted).map(drop)
 }

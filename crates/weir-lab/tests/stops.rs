@@ -47,6 +47,7 @@ fn wanted(name: &str, policy: &str) -> CreateDisk {
         logical_block: 512,
         policy: policy.into(),
         medium: Medium::Ram,
+        limit: None,
     }
 }
 

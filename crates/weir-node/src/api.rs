@@ -14,6 +14,7 @@
 //! | `POST /v1/disks/NAME/export` ([`Export`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/move` ([`Move`]) | [`Moved`] |
 //! | `POST /v1/disks/NAME/follow` ([`Follow`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/limit` ([`SetLimit`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/resize` ([`Resize`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
 //! | `GET /v1/disks/NAME/meters` | [`Meters`] |
@@ -32,7 +33,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use weir_block::{KindMeter, LayerMeter, RequestKind};
 pub use weir_cluster::records::Medium;
-use weir_cluster::records::MediumSpace;
+use weir_cluster::records::{Limit, MediumSpace};
 use weir_load::Workload;
 
 pub use crate::error::{ApiError, ApiErrorKind, Elsewhere, NOT_JOINED};
@@ -371,6 +372,9 @@ pub struct DiskView {
     /// The medium of its write log.
     #[serde(default)]
     pub medium: Medium,
+    /// The highest rate at which its clients are served.
+    #[serde(default)]
+    pub limit: Option<DiskLimit>,
     /// The node that it is open on.
     pub owner: Option<String>,
     /// The fencing token (P2).
@@ -498,6 +502,62 @@ pub struct CreateDisk {
     /// The medium of its write log, on the owner and on all replicas.
     #[serde(default)]
     pub medium: Medium,
+    /// The highest rate at which its clients are served.
+    #[serde(default)]
+    pub limit: Option<DiskLimit>,
+}
+
+/// The highest rate at which a disk's clients are served; at least one rate is set. Reads, writes, zeroing and discards are requests;
+/// the bytes are those of reads and writes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskLimit {
+    /// Requests per second.
+    #[serde(default)]
+    pub iops: Option<u64>,
+    /// Bytes per second.
+    #[serde(default)]
+    pub bytes_per_second: Option<u64>,
+    /// After a pause, what the rates allow in so many milliseconds passes at once.
+    #[serde(default = "default_burst")]
+    pub burst_ms: u64,
+}
+
+fn default_burst() -> u64 {
+    DiskLimit::BURST_MS
+}
+
+impl DiskLimit {
+    /// The burst unless another one is set.
+    pub const BURST_MS: u64 = Limit::BURST_MS;
+}
+
+impl From<Limit> for DiskLimit {
+    fn from(limit: Limit) -> DiskLimit {
+        let Limit { iops, bytes_per_second, burst_ms } = limit;
+        DiskLimit { iops, bytes_per_second, burst_ms }
+    }
+}
+
+impl From<DiskLimit> for Limit {
+    fn from(limit: DiskLimit) -> Limit {
+        let DiskLimit { iops, bytes_per_second, burst_ms } = limit;
+        Limit { iops, bytes_per_second, burst_ms }
+    }
+}
+
+impl std::fmt::Display for DiskLimit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        Limit::from(*self).fmt(f)
+    }
+}
+
+/// Sets the limit of a disk, on line, in place of the one that it has.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetLimit {
+    /// The limit; `null`: none.
+    pub limit: Option<DiskLimit>,
 }
 
 /// Changes the requested policy, on line.

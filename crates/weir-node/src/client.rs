@@ -22,9 +22,10 @@ use weir_identity::{
 use weir_profile::Profile;
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Deleted, DeletedVolume, DiskView,
-    Disks, DrainNode, Elsewhere, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved,
-    NodeStatus, NodeWork, Owned, RecordProfile, Resize, RunLoad, SetPolicy, VolumeView, Volumes,
+    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Deleted, DeletedVolume,
+    DiskLimit, DiskView, Disks, DrainNode, Elsewhere, EventList, EventView, Export, Follow, MeterView, Meters,
+    Move, Moved, NodeStatus, NodeWork, Owned, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy, VolumeView,
+    Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
@@ -281,6 +282,14 @@ impl Client {
     /// As [`Client::status`].
     pub fn set_policy(&self, name: &str, policy: &str) -> Result<DiskView, ApiError> {
         self.post(&of_disk(name, "/policy")?, &SetPolicy { policy: policy.to_owned() })
+    }
+
+    /// Sets the limit of a disk, or removes it.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn set_limit(&self, name: &str, limit: Option<DiskLimit>) -> Result<DiskView, ApiError> {
+        self.post(&of_disk(name, "/limit")?, &SetLimit { limit })
     }
 
     /// Makes a node the disk's owner.

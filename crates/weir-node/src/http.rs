@@ -24,7 +24,7 @@ use weir_identity::{LARGEST_MESSAGE, OtherEnd};
 use crate::access::Caller;
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Disks, DrainNode, EventList,
-    Export, Follow, Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetPolicy, Volumes,
+    Export, Follow, Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy, Volumes,
 };
 use crate::client::INTENDED_FOR;
 use crate::cluster::views::{Invite, NewClient, Revoke, Rotate, Withdraw};
@@ -182,6 +182,9 @@ fn of_disk() -> Router<Operations> {
     let policy = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<SetPolicy>| {
         json(ops.set_policy(&name, it).await)
     };
+    let limit = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<SetLimit>| {
+        json(ops.set_limit(&name, it).await)
+    };
     let export =
         async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Export>| json(ops.export(&name, it).await);
     let move_to =
@@ -203,6 +206,7 @@ fn of_disk() -> Router<Operations> {
         .route("/v1/disks/{name}/profile", get(profile).post(record))
         .route("/v1/disks/{name}/meters", get(meters))
         .route("/v1/disks/{name}/policy", post(policy))
+        .route("/v1/disks/{name}/limit", post(limit))
         .route("/v1/disks/{name}/export", post(export))
         .route("/v1/disks/{name}/move", post(move_to))
         .route("/v1/disks/{name}/follow", post(follow))

@@ -90,6 +90,7 @@ impl Rig {
             logical_block: 4096,
             log_bytes: 64 * MIB,
             medium: LogMedium::Ram,
+            rate: None,
             configuration: Configuration {
                 epoch: 1,
                 replicas: Vec::new(),

@@ -101,6 +101,7 @@ impl Cluster {
             logical_block: 512,
             policy: policy.into(),
             medium,
+            limit: None,
         })?;
         client.export(DISK, &Export { on: Some(OWNER.into()), accept_loss: false })?;
         let node = lab.node(OWNER)?;

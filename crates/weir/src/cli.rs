@@ -179,7 +179,8 @@ pub enum Command {
     ///
     /// Reads the meters of every layer twice and divides the latency at the top among the layers that a request waits for. OWN
     /// is the time that a request spends in a layer and not below it; a layer without it (destage under write-back) is off the
-    /// critical path. This shows where the time goes, not why: `weir diagnose` finds that out with a load of its own, on a disk
+    /// critical path. A limit of the disk holds requests back above all layers; what has waited for it is told apart. This
+    /// shows where the time goes, not why: `weir diagnose` finds that out with a load of its own, on a disk
     /// whose data may be lost.
     #[command(after_long_help = "Example:\n  weir explain db --over 10s")]
     Explain {

@@ -122,6 +122,7 @@ fn answers_have_the_shapes_that_are_written_down(place: &Place) {
         "status",
         "disk show db",
         "disk show closed",
+        "disk limit closed --iops 500",
         "disk list",
         "volume list",
         "volume show pool",

@@ -45,6 +45,11 @@ fn errors_have_codes_and_say_what_to_do() {
         ("disk create d --volume v --size 1.3", "smaller unit"),
         ("disk create d --volume v --size 0", "at least one byte"),
         ("disk resize d -1", "such as 4096, 4k, 1.5GiB or 1GB"),
+        ("disk limit d", "--none to end the limit"),
+        ("disk limit d --burst 1s", "--burst needs a rate"),
+        ("disk limit d --iops 0", "0 is not in"),
+        ("disk limit d --iops 5 --none", "cannot be used with"),
+        ("disk create d --volume v --size 1MiB --burst 1s", "--burst needs a rate"),
         ("bench null --size 0k", "at least one byte"),
     ] {
         let said = place.fails(command, 2);
@@ -176,6 +181,7 @@ fn a_session_with_a_lab() {
     let policy = place.json("disk policy db write-through --node n2");
     assert_eq!(policy["requested"], "write-through");
     assert_eq!(place.json("disk resize db 128MiB")["size_bytes"], 128 << 20);
+    a_limit_is_set_shown_and_removed(&place);
     assert!(place.fails("disk resize db 64MiB", 4).contains("shrinking it would cut off data"));
 
     let bench =
@@ -272,6 +278,24 @@ fn names_are_completed(place: &Place) {
 }
 
 /// No line is wider, except for addresses and paths, which are not wrapped.
+fn a_limit_is_set_shown_and_removed(place: &Place) {
+    let set = place.json("disk limit db --iops 2000 --bytes-per-second 100MiB --burst 2s --node n2");
+    let limit = serde_json::json!({ "iops": 2000, "bytes_per_second": 100 << 20, "burst_ms": 2000 });
+    assert_eq!(set["limit"], limit);
+    assert!(place.ok("disk show db").contains("2000 requests/s, 100MiB/s, burst of 2000 ms"));
+    assert!(place.fails("disk limit db --iops 5 --burst 2h", 2).contains("a burst lasts 1 to 3600000 ms"));
+    let replaced = place.json("disk limit db --iops 70000");
+    let limit = serde_json::json!({ "iops": 70000, "bytes_per_second": null, "burst_ms": 100 });
+    assert_eq!(replaced["limit"], limit);
+    assert_eq!(place.json("disk limit db --none")["limit"], Value::Null);
+    assert!(place.fails("disk limit nowhere --none", 3).contains("weir disk list"));
+    let made = place.json("disk create limited --volume pool --size 1MiB --bytes-per-second 1MiB");
+    assert_eq!(made["limit"]["bytes_per_second"], 1 << 20);
+    // A disk that no node has open.
+    assert_eq!(place.json("disk limit limited --iops 9")["limit"]["iops"], 9);
+    place.ok("disk delete limited --yes");
+}
+
 fn tables_fit_80_columns(place: &Place) {
     for line in [
         "status",

@@ -64,6 +64,7 @@ impl Stack {
             logical_block: 512,
             policy,
             medium: Medium::Ram,
+            limit: None,
         })?;
         client.export(DISK, &Export::default())?;
         Ok(Stack { lab, directory })

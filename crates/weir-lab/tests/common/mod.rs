@@ -138,6 +138,7 @@ impl Bench {
             logical_block: 512,
             policy: policy.into(),
             medium: self.medium,
+            limit: None,
         };
         client.create_disk(&wanted).unwrap();
         client.export(disk, &Export::default()).unwrap();

@@ -110,6 +110,7 @@ impl Site {
             logical_block: 512,
             policy: plan.policy.into(),
             medium: plan.medium,
+            limit: None,
         };
         client.create_disk(&disk).unwrap();
         client.export(DISK, &Export::default()).unwrap();

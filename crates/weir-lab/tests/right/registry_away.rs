@@ -66,6 +66,7 @@ impl Disk {
             logical_block: 512,
             policy: self.policy.into(),
             medium: self.medium,
+            limit: None,
         };
         client.create_disk(&wanted).unwrap();
         client.export(&self.name, &Export::default()).unwrap();

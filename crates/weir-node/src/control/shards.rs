@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 use weir_block::Nanos;
 
 use crate::error::{ApiError, ApiErrorKind};
-use crate::shard::health::Look;
+use crate::shard::health::{Delayed, Look};
 use crate::shard::messages::{Command, DiskStatus};
 use crate::shard::queue::{PATIENCE, ShardQueue};
 use crate::shard::shard_of;
@@ -44,6 +44,14 @@ impl Shards {
 
     fn of(&self, disk: &str) -> &ShardQueue {
         &self.queues[self.number_of(disk)]
+    }
+
+    /// What the limits of the disks that are open here have delayed, by the disk's name. Never waits for a shard.
+    #[must_use]
+    pub fn delays(&self) -> Vec<Delayed> {
+        let mut delays: Vec<_> = self.queues.iter().flat_map(|queue| queue.health().delays()).collect();
+        delays.sort_by(|left, right| left.disk.cmp(&right.disk));
+        delays
     }
 
     /// The health of each shard, by number.

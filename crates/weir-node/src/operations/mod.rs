@@ -20,12 +20,12 @@ use weir_cluster::events::Events;
 use weir_cluster::migration::first_epoch;
 use weir_cluster::ownership;
 use weir_cluster::records::{
-    DiskRecord, Medium, NodeRecord, NodeRef, Policy, Record, Source, check_name, keys,
+    DiskRecord, Limit, Medium, NodeRecord, NodeRef, Policy, Record, Source, check_name, keys,
 };
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, DiskView, EventView, Export, Follow, Move, Moved, Resize, SetPolicy,
-    ShardView,
+    ApiError, ApiErrorKind, CreateDisk, DiskView, EventView, Export, Follow, Move, Moved, Resize, SetLimit,
+    SetPolicy, ShardView,
 };
 use crate::backings::Backings;
 use crate::client::{self, At, Other};
@@ -119,7 +119,8 @@ impl Operations {
     /// This node's metrics, for Prometheus. Never waits for a shard.
     #[must_use]
     pub fn metrics(&self) -> String {
-        crate::metrics::to_prometheus(&self.node.config.name, &self.shards())
+        let delays = self.node.shards.delays();
+        crate::metrics::to_prometheus(&self.node.config.name, &self.shards(), &delays)
     }
 
     /// Waits for the storage, with a time limit. The storage may still complete the call.
@@ -151,10 +152,11 @@ impl Operations {
         check_name(&wanted.name).map_err(|error| invalid(&error))?;
         let policy: Policy = parse_policy(&wanted.policy)?;
         let source = Source::File { name: wanted.name.clone() };
-        let CreateDisk { name, volume, size, logical_block, medium, .. } = wanted;
+        let CreateDisk { name, volume, size, logical_block, medium, limit, .. } = wanted;
         let mut record = DiskRecord::new(&name, &volume, source, size, logical_block, policy);
         record.id = random();
         record.medium = medium;
+        record.limit = limit.map(Limit::from);
         record.check().map_err(|error| invalid(&error))?;
         self.check_medium(medium)?;
         let exists = || ApiError::new(ApiErrorKind::Exists, format!("there is a disk {name} already"));
@@ -192,6 +194,23 @@ impl Operations {
             return self.forward(&owner, name, "policy", &wanted).await;
         }
         self.ask(name, |done| Request::SetPolicy { policy, done }).await?;
+        self.disk(name).await
+    }
+
+    /// Sets or removes the limit of the rate at which a disk's clients are served.
+    ///
+    /// # Errors
+    /// As [`Operations::disks`].
+    pub async fn set_limit(&self, name: &str, wanted: SetLimit) -> Answer<DiskView> {
+        let limit = wanted.limit.map(Limit::from);
+        if let Some(reason) = limit.and_then(Limit::contradiction) {
+            let message = format!("this limit is not allowed: {reason}");
+            return Err(ApiError::new(ApiErrorKind::Invalid, message));
+        }
+        if let Some(owner) = self.owner_elsewhere(name).await? {
+            return self.forward(&owner, name, "limit", &wanted).await;
+        }
+        self.ask(name, |done| Request::SetLimit { limit, done }).await?;
         self.disk(name).await
     }
 

@@ -15,7 +15,8 @@ use weir_volume::DirVolume;
 use super::owners::{Known, Said};
 use super::{Answer, Operations, health};
 use crate::api::{
-    ApiError, ApiErrorKind, DiskView, MediumView, NbdView, NodeStatus, NodeView, PeerProtection, RegistryView,
+    ApiError, ApiErrorKind, DiskLimit, DiskView, MediumView, NbdView, NodeStatus, NodeView, PeerProtection,
+    RegistryView,
 };
 use crate::control::decide::{Decision, Local, Situation, decide, is_live};
 use crate::control::node::blocking;
@@ -217,6 +218,7 @@ impl Operations {
             requested: record.policy.to_string(),
             effective: record.owner.as_ref().map(|_| effective(record, spread)).unwrap_or_default(),
             medium: record.medium,
+            limit: record.limit.map(DiskLimit::from),
             owner: record.owner.as_ref().map(|owner| owner.node.clone()),
             epoch: record.epoch,
             replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),

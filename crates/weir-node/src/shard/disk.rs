@@ -1,5 +1,6 @@
 //! One disk on its owner: export, accelerator and backing, driven together.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -7,13 +8,14 @@ use weir_accel::flash::FlashStore;
 use weir_accel::replica::Replica;
 use weir_accel::{Accel, AccelConfig, AccelNotice, Former, Inheritance, NoMemory};
 use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor, RequestKind};
-use weir_export::{Client, Exports, Workspace};
+use weir_export::{Client, Exports, Rate, Workspace};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
 use weir_volume::{Backing, BackingKind, BackingOptions};
 
+use super::health::DelayCounters;
 use super::load::RunningLoad;
-use super::messages::{Arrival, DiskStatus, LoadLayer, OpenDisk};
+use super::messages::{Arrival, DiskStatus, LimitDelays, LoadLayer, OpenDisk};
 use super::profile::DiskProfile;
 use super::stack::Top;
 use super::{ShardConfig, answer};
@@ -52,6 +54,8 @@ pub struct Disk {
     due: Nanos,
     /// What it had done by its last turn; see [`Disk::has_moved`].
     activity: u64,
+    /// What its limit has delayed, for other threads.
+    delays: Arc<DelayCounters>,
 }
 
 impl Disk {
@@ -107,10 +111,12 @@ impl Disk {
             accel.plant(config.planted);
             accel
         };
+        let mut exports = Exports::new(reactor);
+        exports.set_rate(open.rate, reactor.now());
         Ok(Disk {
             name: open.disk.clone(),
             kind: open.backing.clone(),
-            exports: Exports::new(reactor),
+            exports,
             follower: None,
             top: config.wrap.top(&open.disk, Metered::observed("accel", accel, DiskProfile::new())),
             backing_id,
@@ -122,6 +128,7 @@ impl Disk {
             touched: true,
             due: Nanos(0),
             activity: 0,
+            delays: Arc::default(),
         })
     }
 
@@ -258,6 +265,16 @@ impl Disk {
         self.top.on_event(reactor, event);
     }
 
+    /// What its limit has delayed, for other threads.
+    pub fn delays(&self) -> Arc<DelayCounters> {
+        Arc::clone(&self.delays)
+    }
+
+    /// Sets or removes the highest rate at which clients are served.
+    pub fn set_rate(&mut self, rate: Option<Rate>, now: Nanos) {
+        self.exports.set_rate(rate, now);
+    }
+
     /// One turn: take what clients (and a load) ask for, advance the layers, answer.
     pub fn turn(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
         self.touched = false;
@@ -275,6 +292,7 @@ impl Disk {
         if self.exports.is_held() {
             self.holding_clients.drain(..).for_each(|done| answer(done, ()));
         }
+        self.delays.publish(self.exports.delays());
         self.due = self.deadline_now(reactor, workspace);
     }
 
@@ -462,6 +480,7 @@ impl Disk {
             log_bytes: status.log_bytes,
             destage: status.destage,
             clients: self.exports.clients(),
+            limit_delays: LimitDelays::from(self.exports.delays()),
             in_flight: self.top.in_flight(),
             faults: Vec::new(),
         }

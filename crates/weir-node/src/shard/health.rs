@@ -3,10 +3,11 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use weir_block::Nanos;
+use weir_export::Delays;
 
 /// A turn that takes longer is counted: every guest of the shard has waited for it.
 pub const LONG_TURN: Duration = Duration::from_millis(10);
@@ -37,8 +38,35 @@ pub struct Health {
     spun_at: AtomicU64,
     /// The slot of the disk whose turn it is.
     at: AtomicUsize,
-    /// The disks' names, by slot.
-    names: Mutex<BTreeMap<usize, String>>,
+    /// The disks by slot: their names, and what their limits have delayed.
+    disks: Mutex<BTreeMap<usize, (String, Arc<DelayCounters>)>>,
+}
+
+/// What the limit of a disk has delayed.
+#[derive(Debug, Default)]
+pub struct DelayCounters {
+    requests: AtomicU64,
+    nanoseconds: AtomicU64,
+}
+
+impl DelayCounters {
+    /// Publishes the counts so far.
+    pub fn publish(&self, delays: Delays) {
+        self.requests.store(delays.requests, Ordering::Relaxed);
+        let waited = u64::try_from(delays.waited.as_nanos()).unwrap_or(u64::MAX);
+        self.nanoseconds.store(waited, Ordering::Relaxed);
+    }
+}
+
+/// The requests of one disk that its limit has delayed, since the disk was opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delayed {
+    /// The disk.
+    pub disk: String,
+    /// Requests that have waited.
+    pub requests: u64,
+    /// The sum of their waits.
+    pub waited: Duration,
 }
 
 /// A look at a shard's health.
@@ -73,7 +101,7 @@ impl Default for Health {
             spins: AtomicU64::new(0),
             spun_at: AtomicU64::new(0),
             at: AtomicUsize::new(NO_DISK),
-            names: Mutex::default(),
+            disks: Mutex::default(),
         }
     }
 }
@@ -94,7 +122,11 @@ impl Health {
             spins,
             hangs: Some(lasts).filter(|&lasts| lasts > HANGS),
             spinning: spins > 0 && now - Nanos(count(&self.spun_at)) < Duration::from_secs(1),
-            disk: self.lock().get(&self.at.load(Ordering::Relaxed)).cloned().unwrap_or_default(),
+            disk: self
+                .lock()
+                .get(&self.at.load(Ordering::Relaxed))
+                .map(|(name, _)| name.clone())
+                .unwrap_or_default(),
         }
     }
 
@@ -105,15 +137,26 @@ impl Health {
         (began != 0).then(|| now - Nanos(began)).filter(|&lasts| lasts > HANGS)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, String>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What the limits of the disks here have delayed.
+    #[must_use]
+    pub fn delays(&self) -> Vec<Delayed> {
+        let delayed = |(name, delays): &(String, Arc<DelayCounters>)| Delayed {
+            disk: name.clone(),
+            requests: delays.requests.load(Ordering::Relaxed),
+            waited: Duration::from_nanos(delays.nanoseconds.load(Ordering::Relaxed)),
+        };
+        self.lock().values().map(delayed).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, (String, Arc<DelayCounters>)>> {
+        self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// The shard's side of its [`Health`].
 #[derive(Debug)]
 pub struct Pulse {
-    health: std::sync::Arc<Health>,
+    health: Arc<Health>,
     began: Nanos,
     /// Turns in a row that did nothing, and when the first of them began.
     idle: u64,
@@ -122,7 +165,7 @@ pub struct Pulse {
 
 impl Pulse {
     /// Publishes to `health`.
-    pub fn new(health: std::sync::Arc<Health>) -> Pulse {
+    pub fn new(health: Arc<Health>) -> Pulse {
         Pulse { health, began: Nanos(0), idle: 0, idle_since: Nanos(0) }
     }
 
@@ -172,10 +215,10 @@ impl Pulse {
         }
     }
 
-    /// Sets the name of the disk in a slot; `None`: it is free.
-    pub fn name(&self, slot: usize, name: Option<&str>) {
-        match name {
-            Some(name) => drop(self.health.lock().insert(slot, name.to_owned())),
+    /// Sets the disk in a slot; `None`: it is free.
+    pub fn name(&self, slot: usize, disk: Option<(&str, Arc<DelayCounters>)>) {
+        match disk {
+            Some((name, delays)) => drop(self.health.lock().insert(slot, (name.to_owned(), delays))),
             None => drop(self.health.lock().remove(&slot)),
         }
     }
@@ -188,8 +231,6 @@ fn add(counter: &AtomicU64, more: u64) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     const MS: u64 = 1_000_000;
@@ -198,7 +239,11 @@ mod tests {
     fn a_turn_that_does_not_end_is_seen_from_outside() {
         let health = Arc::new(Health::default());
         let mut pulse = Pulse::new(Arc::clone(&health));
-        pulse.name(3, Some("d3"));
+        let delays = Arc::new(DelayCounters::default());
+        pulse.name(3, Some(("d3", Arc::clone(&delays))));
+        delays.publish(Delays { requests: 7, waited: Duration::from_millis(20), waiting: 1 });
+        let seen = Delayed { disk: "d3".into(), requests: 7, waited: Duration::from_millis(20) };
+        assert_eq!(health.delays(), [seen]);
         pulse.begin(Nanos(5 * MS));
         pulse.disk(3);
         assert_eq!(health.look(Nanos(10 * MS)).hangs, None);

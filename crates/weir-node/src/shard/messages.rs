@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_accel::{Configuration, DestageStatus, Former};
 use weir_block::{LayerMeter, Stream};
-use weir_export::Client;
+use weir_export::{Client, Delays, Rate};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
 use weir_volume::{BackingKind, FileIdentity, Mark, Trace};
@@ -54,6 +54,8 @@ pub struct OpenDisk {
     pub log_bytes: u64,
     /// The medium of its log.
     pub medium: LogMedium,
+    /// The highest rate at which its clients are served.
+    pub rate: Option<Rate>,
     /// As committed in the registry.
     pub configuration: Configuration,
     /// The origin of its log.
@@ -129,6 +131,8 @@ pub enum Command {
     Attach { disk: String, client: Box<Client> },
     /// The requested policy changed.
     SetPolicy { disk: String, wanted_replicas: Option<usize> },
+    /// The limit of the rate at which clients are served changed.
+    SetRate { disk: String, rate: Option<Rate> },
     /// The disk's size changed (grown).
     Resize { disk: String, size: u64, done: oneshot::Sender<Result<(), String>> },
     /// The states of this shard's disks.
@@ -215,11 +219,32 @@ pub struct DiskStatus {
     pub destage: DestageStatus,
     /// Connected export clients.
     pub clients: usize,
+    /// What the disk's limit has delayed since it was opened here; of a replica, nothing.
+    #[serde(default)]
+    pub limit_delays: LimitDelays,
     /// Requests in flight at the top of the accelerator.
     pub in_flight: usize,
     /// Faults of its backing that the node has seen beside the I/O.
     #[serde(default)]
     pub faults: Vec<String>,
+}
+
+/// Clients' requests that a disk's limit has delayed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+pub struct LimitDelays {
+    /// The number of requests that have waited.
+    pub requests: u64,
+    /// The sum of their waits, each from when it was the next of its connection.
+    pub seconds: f64,
+    /// Connections whose next request waits now.
+    pub waiting: usize,
+}
+
+impl From<Delays> for LimitDelays {
+    fn from(delays: Delays) -> LimitDelays {
+        let Delays { requests, waited, waiting } = delays;
+        LimitDelays { requests, seconds: waited.as_secs_f64(), waiting }
+    }
 }
 
 impl DiskStatus {

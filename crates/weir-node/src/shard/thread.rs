@@ -352,6 +352,12 @@ impl Turning {
                     self.disks[slot].set_follower(node, &mut self.reactor, &mut self.workspace);
                 }
             }
+            Command::SetRate { disk, rate } => {
+                let now = self.reactor.now();
+                if let Some(one) = self.find(&disk) {
+                    one.set_rate(rate, now);
+                }
+            }
             Command::Resize { disk, size, done } => {
                 let resized =
                     self.find(&disk).map_or(Err("the disk is not open here".into()), |one| one.resize(size));

@@ -1,8 +1,9 @@
 //! `weir disk`
 
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use weir_block::size::{Size, parse_size_above_zero};
-use weir_node::api::Medium;
+use weir_node::api::{DiskLimit, Medium};
+use weir_node::units::Period;
 
 use crate::completion;
 
@@ -30,6 +31,8 @@ pub enum DiskCommand {
         /// Logical block: 512 or 4096 bytes.
         #[arg(long, default_value_t = 512, value_name = "BYTES")]
         block: u32,
+        #[command(flatten)]
+        limit: LimitArgs,
     },
     /// All disks.
     List,
@@ -47,6 +50,29 @@ pub enum DiskCommand {
         /// write-through, write-back+N with N = 0, 1, 2, or a strict form such as write-back+1in+1out; see `weir disk
         /// create --help`.
         policy: String,
+    },
+    /// Limit the rate at which the clients of a disk are served, while it is in use.
+    ///
+    /// The options replace the limit that the disk has: a rate that is not given is not limited. Reads, writes, zeroing and
+    /// discards count as a request each, whatever their length; the bytes are those of reads and writes, because the others
+    /// move none. Flushes do not count. What would exceed a rate waits, first come, first served, all clients of the disk
+    /// together; it gets no error. A request larger than the burst waits until the whole burst is allowed, and those behind
+    /// it make up for it.
+    ///
+    /// The limit belongs to the disk: it holds on whichever node owns it, where the burst begins anew. While the disk
+    /// closes or moves, requests that wait are served at once. Loads inside a node (`weir bench --layer`, and `weir
+    /// diagnose` below the export) are not limited. `weir explain` and `weir disk show` tell what has waited.
+    #[command(after_long_help = "Examples:\n  weir disk limit db --iops 2000 --bytes-per-second 100MiB\n  \
+                           weir disk limit db --iops 500 --burst 5s\n  weir disk limit db --none")]
+    Limit {
+        /// Its name.
+        #[arg(add = completion::disks())]
+        name: String,
+        #[command(flatten)]
+        limit: LimitArgs,
+        /// Remove the limit.
+        #[arg(long, conflicts_with_all = ["iops", "bytes_per_second", "burst"])]
+        none: bool,
     },
     /// Make a node the owner of a disk that has none, and print its NBD URIs.
     Export {
@@ -119,4 +145,37 @@ pub enum DiskCommand {
         #[arg(long)]
         force: bool,
     },
+}
+
+/// The rates of a limit.
+#[derive(Debug, Args)]
+pub struct LimitArgs {
+    /// Most requests per second.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub iops: Option<u64>,
+    /// Most bytes per second, for example 100MiB.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size_above_zero)]
+    pub bytes_per_second: Option<Size>,
+    /// After a pause, what the rates allow in this time passes at once: 1ms to 1h. Default: 100ms.
+    #[arg(long, value_name = "TIME")]
+    pub burst: Option<Period>,
+}
+
+impl LimitArgs {
+    /// The limit, if a rate is given.
+    ///
+    /// # Errors
+    /// A burst without a rate.
+    pub fn limit(&self) -> Result<Option<DiskLimit>, String> {
+        let LimitArgs { iops, bytes_per_second, burst } = self;
+        if iops.is_none() && bytes_per_second.is_none() {
+            return match burst {
+                Some(_) => Err("--burst needs a rate: add --iops or --bytes-per-second".into()),
+                None => Ok(None),
+            };
+        }
+        let burst_ms =
+            burst.map_or(DiskLimit::BURST_MS, |burst| u64::try_from(burst.0.as_millis()).unwrap_or(u64::MAX));
+        Ok(Some(DiskLimit { iops: *iops, bytes_per_second: bytes_per_second.map(|size| size.0), burst_ms }))
+    }
 }

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use weir_block::size::Size;
 use weir_node::api::{CreateDisk, Delete, Deleted, DiskView, Disks, Export, Moved};
-use weir_node::shard::messages::DiskStatus;
+use weir_node::shard::messages::{DiskStatus, LimitDelays};
 use weir_node::units::{Period, about};
+use weir_report::format;
 
 use super::confirm::confirm;
 use crate::cli::DiskCommand;
@@ -17,8 +18,10 @@ use crate::output::{list, print, table};
 /// Executes a `weir disk` command.
 pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
     match command {
-        DiskCommand::Create { name, volume, size, policy, medium, block } => {
-            let wanted = CreateDisk { name, volume, size: size.0, logical_block: block, policy, medium };
+        DiskCommand::Create { name, volume, size, policy, medium, block, limit } => {
+            let limit = limit.limit().map_err(Failure::usage)?;
+            let wanted =
+                CreateDisk { name, volume, size: size.0, logical_block: block, policy, medium, limit };
             print(global.output, &any_node(global)?.create_disk(&wanted)?, show)
         }
         DiskCommand::List => {
@@ -32,6 +35,15 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
                     policies(disk)
                 )
             })
+        }
+        DiskCommand::Limit { name, limit, none } => {
+            let limit = limit.limit().map_err(Failure::usage)?;
+            if limit.is_none() && !none {
+                let message =
+                    "no rate is given: add --iops N or --bytes-per-second SIZE, or --none to end the limit";
+                return Err(Failure::usage(message));
+            }
+            print(global.output, &any_node(global)?.set_limit(&name, limit)?, show)
         }
         DiskCommand::Export { name, on, accept_loss } => {
             let disk = any_node(global)?.export(&name, &Export { on, accept_loss })?;
@@ -144,6 +156,7 @@ pub fn show(disk: &DiskView) -> String {
         ("requested", disk.requested.clone()),
         ("effective", disk.effective.clone()),
         ("medium", disk.medium.to_string()),
+        ("limit", disk.limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string())),
         ("owner", disk.owner.clone().unwrap_or_else(|| "none".to_owned())),
         ("replicas", replicas(disk)),
         ("follower", disk.follower.clone().unwrap_or_else(|| "none".to_owned())),
@@ -153,10 +166,20 @@ pub fn show(disk: &DiskView) -> String {
         ("warning", disk.warnings.join("; ")),
     ];
     if let Some(detail) = &disk.detail {
+        pairs.extend(delays(&detail.limit_delays));
         pairs.extend(watermarks(detail));
     }
     pairs.extend(disk.uris.iter().map(|uri| ("exported at", uri.clone())));
     list(&pairs)
+}
+
+/// Requests that the limit has delayed, if there are any.
+fn delays(delays: &LimitDelays) -> Option<(&'static str, String)> {
+    let LimitDelays { requests, seconds, waiting } = *delays;
+    (requests > 0 || waiting > 0).then(|| {
+        let mean = format::duration(seconds * 1e9 / (requests as f64).max(1.0));
+        ("limit delays", format!("{requests} requests, {mean} on average; {waiting} clients wait now"))
+    })
 }
 
 fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 use weir_block::Nanos;
-use weir_diagnose::live::{Acknowledged, Explanation, Look, Totals, Window, explain};
+use weir_diagnose::live::{Acknowledged, Explanation, HeldBack, Look, Totals, Window, explain};
 use weir_node::api::{DiskView, MeterView};
 use weir_node::units::{Period, about};
 use weir_report::format;
@@ -24,14 +24,27 @@ struct Explained {
 /// Samples the meters of a disk twice, and shows the layers in which its requests spent their time in between.
 pub fn run(global: &Global, name: &str, between: Period) -> Result<(), Failure> {
     let client = owner_of(global, name)?;
+    let held_before = held_back(&client.disk(name)?);
     let before = look(&client.meters(name)?);
     let start = Nanos::now();
     std::thread::sleep(between.0.max(Duration::from_millis(100)));
     let after = look(&client.meters(name)?);
     let elapsed = Nanos::now() - start;
     let disk = client.disk(name)?;
-    let explanation = explain(&before, &after, elapsed, acknowledged(&disk));
+    let mut explanation = explain(&before, &after, elapsed, acknowledged(&disk));
+    explanation.findings.extend(held_back(&disk).since(held_before).finding(&limit(&disk)));
     print_as(global.output, "weir.explanation/1", &Explained { disk, explanation }, text)
+}
+
+/// What the disk's limit has held back so far.
+pub fn held_back(disk: &DiskView) -> HeldBack {
+    let delays = disk.detail.as_ref().map(|detail| detail.limit_delays).unwrap_or_default();
+    HeldBack { requests: delays.requests, seconds: delays.seconds, waiting: delays.waiting }
+}
+
+/// The disk's limit. One that ended during the time between may have held requests back, too.
+pub fn limit(disk: &DiskView) -> String {
+    disk.limit.map_or_else(|| "none now".to_owned(), |limit| limit.to_string())
 }
 
 /// The present point of acknowledgement of the disk's writes.

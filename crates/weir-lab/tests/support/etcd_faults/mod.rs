@@ -259,5 +259,6 @@ fn disk(bench: &Bench, name: &str, policy: &str, size: u64) -> CreateDisk {
         logical_block: 512,
         policy: policy.into(),
         medium: bench.medium,
+        limit: None,
     }
 }

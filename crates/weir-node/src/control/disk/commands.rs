@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, Gone, Refusal};
-use weir_cluster::records::{DiskRecord, Mode, NodeRef, Policy};
+use weir_cluster::records::{DiskRecord, Limit, Mode, NodeRef, Policy};
 use weir_cluster::view::Seen;
 use weir_volume::{BackingOptions, DirVolume, OpenedFile};
 
@@ -26,6 +26,9 @@ impl DiskTask {
             }
             Request::SetPolicy { policy, done } => {
                 let _ = done.send(self.set_policy(policy).await);
+            }
+            Request::SetLimit { limit, done } => {
+                let _ = done.send(self.set_limit(limit).await);
             }
             Request::Resize { size, done } => {
                 let _ = done.send(self.resize(size).await);
@@ -214,6 +217,17 @@ impl DiskTask {
         let me = self.me.clone();
         self.change(|record| ownership::set_policy(record, caller(record, &me), policy)).await?;
         self.event("policy", format!("{policy} is requested"));
+        Ok(())
+    }
+
+    async fn set_limit(&mut self, limit: Option<Limit>) -> Result<(), ApiError> {
+        let me = self.me.clone();
+        let next = self.change(|record| ownership::set_limit(record, caller(record, &me), limit)).await?;
+        if matches!(self.local, Local::Open { .. }) {
+            self.tell_limit(&next).await;
+        }
+        let text = limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
+        self.event("limit", text);
         Ok(())
     }
 

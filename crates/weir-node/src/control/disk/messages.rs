@@ -2,7 +2,7 @@
 
 use tokio::sync::{mpsc, oneshot};
 use weir_block::{Nanos, Stream};
-use weir_cluster::records::{NodeRef, Policy};
+use weir_cluster::records::{Limit, NodeRef, Policy};
 use weir_volume::Trace;
 
 use crate::error::ApiError;
@@ -80,6 +80,13 @@ pub enum Request {
         /// The new one.
         policy: Policy,
         /// Tells when it is committed.
+        done: oneshot::Sender<Result<(), ApiError>>,
+    },
+    /// Set or remove the limit of the rate at which clients are served.
+    SetLimit {
+        /// The new one.
+        limit: Option<Limit>,
+        /// Tells when it is in force.
         done: oneshot::Sender<Result<(), ApiError>>,
     },
     /// Grow it.

@@ -17,6 +17,7 @@ pub(crate) mod tests;
 mod waiting;
 
 use std::collections::{BTreeSet, HashMap};
+use std::num::NonZeroU64;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -27,9 +28,10 @@ use weir_block::Nanos;
 use weir_cluster::node_state::{Leaving, leaving};
 use weir_cluster::ownership::{self, Refusal};
 use weir_cluster::placement;
-use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
+use weir_cluster::records::{DiskRecord, Limit, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
 use weir_cluster::registry::RegistryError;
 use weir_cluster::view::Seen;
+use weir_export::Rate;
 use weir_volume::BackingKind;
 
 use super::admission;
@@ -77,6 +79,8 @@ struct DiskTask {
     /// The processes that this owner is connected to, by the name of their node.
     connected: HashMap<String, NodeRef>,
     told_policy: Option<Policy>,
+    /// The limit that the open disk has.
+    told_limit: Option<Limit>,
     /// The members of its set that the open disk is to replace, as it was told.
     told_leaving: Leaving,
     /// The outcome of a change is unknown: it was sent over this revision, and is impossible once there is a later one. If it
@@ -133,6 +137,7 @@ impl DiskTask {
             formers: Formers::default(),
             connected: HashMap::new(),
             told_policy: None,
+            told_limit: None,
             told_leaving: Leaving::default(),
             doubt: None,
             holds_clients: false,
@@ -525,6 +530,7 @@ impl DiskTask {
             logical_block: record.logical_block,
             log_bytes: self.node.config.resources.log.0,
             medium: log_medium(record),
+            rate: record.limit.and_then(rate),
             configuration: self.tell_configuration(record),
             arrival,
             serves_until,
@@ -534,7 +540,7 @@ impl DiskTask {
         let reservation = admission::admit(&node, &self.name, Role::Owner).await?;
         let file = self.ask(|done| Command::Open(Box::new(disk), done)).await??;
         drop(reservation);
-        (self.arrival, self.told_policy) = (None, Some(record.policy));
+        (self.arrival, self.told_policy, self.told_limit) = (None, Some(record.policy), record.limit);
         self.failures.forget();
         self.node.here.set_unopened(&self.name, None);
         self.formers.opened(arrival);
@@ -553,6 +559,15 @@ impl DiskTask {
         self.send(Command::Configured { disk: disk.clone(), configuration }).await;
         if self.told_policy.replace(record.policy) != Some(record.policy) {
             self.send(Command::SetPolicy { disk, wanted_replicas: wanted_replicas(record.policy) }).await;
+        }
+        self.tell_limit(record).await;
+    }
+
+    /// Has the open disk keep to the record's limit.
+    async fn tell_limit(&mut self, record: &DiskRecord) {
+        if std::mem::replace(&mut self.told_limit, record.limit) != record.limit {
+            let (disk, rate) = (self.name.clone(), record.limit.and_then(rate));
+            self.send(Command::SetRate { disk, rate }).await;
         }
     }
 
@@ -705,6 +720,15 @@ pub fn log_medium(record: &DiskRecord) -> LogMedium {
         Medium::Flash => LogMedium::Flash { disk_id: record.id },
         _ => LogMedium::Ram,
     }
+}
+
+/// The limit, in the shard's terms.
+fn rate(limit: Limit) -> Option<Rate> {
+    let Limit { iops, bytes_per_second, burst_ms } = limit;
+    let per_second = |rate: Option<u64>| rate.and_then(NonZeroU64::new);
+    let (iops, bytes_per_second) = (per_second(iops), per_second(bytes_per_second));
+    let burst = Duration::from_millis(burst_ms);
+    (iops.is_some() || bytes_per_second.is_some()).then_some(Rate { iops, bytes_per_second, burst })
 }
 
 fn wanted_replicas(policy: Policy) -> Option<usize> {

@@ -112,8 +112,9 @@ impl Turning {
             }
         };
         let (clients, layers) = (disk.clients(), disk.layers());
+        let delays = disk.delays();
         let slot = self.disks.insert(disk);
-        self.pulse.name(slot, Some(&open.disk));
+        self.pulse.name(slot, Some((&open.disk, delays)));
         clients.for_each(|owner| self.dispatch.set(owner, Target::Clients(slot)));
         layers.for_each(|owner| self.dispatch.set(owner, Target::Layers(slot)));
         Ok(file)

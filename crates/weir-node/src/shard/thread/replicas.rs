@@ -8,7 +8,7 @@ use weir_block::{Event, Nanos, OwnerId, Reactor, Stream};
 use super::Turning;
 use crate::shard::answer;
 use crate::shard::dispatch::Target;
-use crate::shard::messages::{Arrival, DiskStatus, LogMedium, Notice, OpenDisk};
+use crate::shard::messages::{Arrival, DiskStatus, LimitDelays, LogMedium, Notice, OpenDisk};
 
 /// A copy of the log of a disk that another node owns.
 pub(super) struct Replica {
@@ -64,6 +64,7 @@ impl Replica {
             log_bytes: log.capacity(),
             destage: DestageStatus::default(),
             clients: 0,
+            limit_delays: LimitDelays::default(),
             in_flight: 0,
             faults: Vec::new(),
         }

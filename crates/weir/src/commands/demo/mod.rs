@@ -134,6 +134,7 @@ fn disks_up(lab: &Lab, dir: &Path) -> Result<(), Failure> {
             logical_block: 512,
             policy: "write-back+1".to_owned(),
             medium: Medium::Ram,
+            limit: None,
         })?;
         client.export(name, &Export::default())?;
     }

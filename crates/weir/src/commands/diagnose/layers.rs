@@ -71,6 +71,15 @@ impl Subject for Disk<'_> {
         self.view.size
     }
 
+    fn caution(&self, _destroy: bool) -> Option<String> {
+        let limit = self.view.limit?;
+        Some(format!(
+            "the disk has a limit ({limit}): loads through its exports are held back by it, those on the layers below are not; \
+             `weir disk limit {} --none` ends it",
+            self.view.name
+        ))
+    }
+
     fn layers<'b>(
         &'b self,
         options: &LoadOptions,

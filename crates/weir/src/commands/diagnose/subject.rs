@@ -28,7 +28,7 @@ pub trait Subject {
     fn fill(&self, options: &LoadOptions, monitor: &Monitor) -> Result<(), Failure>;
 
     /// An unverified assumption of the measurement.
-    fn caution(&self, _destroy: bool) -> Option<&'static str> {
+    fn caution(&self, _destroy: bool) -> Option<String> {
         None
     }
 }

@@ -13,7 +13,7 @@ use weir_node::api::DiskView;
 use weir_node::units::{Period, about};
 use weir_report::format;
 
-use super::explain::{acknowledged, look};
+use super::explain::{acknowledged, held_back, limit, look};
 use crate::cluster::{any_node, owner_of};
 use crate::failure::Failure;
 use crate::options::{Global, Output};
@@ -55,6 +55,9 @@ struct Row {
     disk: DiskView,
     #[serde(flatten)]
     explanation: Explanation,
+    /// Seconds that its requests have waited for its limit.
+    #[serde(skip)]
+    held_back: f64,
 }
 
 /// All disks between two samples.
@@ -90,8 +93,11 @@ impl<'a> Watcher<'a> {
             let earlier = before.iter().find(same);
             // Without an earlier sample, everything since the disk was opened would count as this interval.
             let (from, to) = earlier.map_or((&nothing, &nothing), |earlier| (&earlier.look, &seen.look));
-            let explanation = explain(from, to, between, acknowledged(&seen.disk));
-            Row { disk: seen.disk.clone(), explanation }
+            let mut explanation = explain(from, to, between, acknowledged(&seen.disk));
+            let so_far = held_back(&seen.disk);
+            let held = so_far.since(earlier.map_or(so_far, |earlier| held_back(&earlier.disk)));
+            explanation.findings.extend(held.finding(&limit(&seen.disk)));
+            Row { disk: seen.disk.clone(), explanation, held_back: held.seconds }
         };
         Ok(Frame { rows: self.last.iter().map(row).collect() })
     }
@@ -114,7 +120,7 @@ impl Row {
         self.explanation.windows.iter().find(|window| window.kind == kind)
     }
 
-    /// The layer in which requests, reads and writes together, spend most of their time.
+    /// The layer in which requests, reads and writes together, spend most of their time, or the limit for which they wait longer.
     fn slowest(&self) -> String {
         let rate = |kind: &str| self.window(kind).map_or(0.0, |top| top.rate);
         let mut times: Vec<(&str, f64)> = Vec::new();
@@ -125,6 +131,9 @@ impl Row {
                 Some((_, sum)) => *sum += time,
                 None => times.push((&window.layer, time)),
             }
+        }
+        if self.held_back > 0.0 {
+            times.push(("limit", self.held_back * 1e6 / self.explanation.seconds));
         }
         let whole: f64 = times.iter().map(|(_, time)| time).sum();
         let most = times.into_iter().max_by(|left, right| left.1.total_cmp(&right.1));

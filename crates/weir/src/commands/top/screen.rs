@@ -141,7 +141,7 @@ mod tests {
         };
         let second = Duration::from_secs(1);
         let explanation = explain(&look(0), &look(123_456), second, Acknowledged::FromBacking);
-        super::super::Row { disk: serde_json::from_value(view).unwrap(), explanation }
+        super::super::Row { disk: serde_json::from_value(view).unwrap(), explanation, held_back: 0.0 }
     }
 
     fn screen(width: u16, frame: Frame) -> Vec<String> {

@@ -207,11 +207,12 @@ impl Subject for Stack {
         Ok(())
     }
 
-    fn caution(&self, destroy: bool) -> Option<&'static str> {
-        (!destroy).then_some(
+    fn caution(&self, destroy: bool) -> Option<String> {
+        (!destroy).then(|| {
             "that the layers lead to the same storage is taken on trust: their sizes are equal, but only with --destroy a \
-             marker is written",
-        )
+             marker is written"
+                .to_owned()
+        })
     }
 }
 
