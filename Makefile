@@ -101,8 +101,9 @@ join: setup release ## a second replica is added under load, five times: the sha
 fill-picture: setup release ## latency while a log fills: target/fill.svg and .csv (as root)
 	$(BEHAVIOUR) fill-picture
 
-neighbours: setup release ## a polite guest on a slow backing, without and with a greedy one (as root)
+neighbours: setup release ## a polite guest beside a greedy one, and beside hostile clients; a new client beside silent ones (as root)
 	$(BEHAVIOUR) neighbours
+	$(BEHAVIOUR) hostile
 
 power-soak: setup ## CUTS=50 power cuts of each kind, as root: load, ext4, XFS, PostgreSQL
 	WEIR_POWER_CUTS=$(CUTS) $(CARGO) test --release -p weir-lab --test power_cut -- --nocapture

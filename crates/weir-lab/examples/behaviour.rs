@@ -1,5 +1,5 @@
 //! Measures what guests feel while Weir copes, with real processes, and prints it: `make heal`, `make join`, `make fill-picture`
-//! and `make neighbours`. Needs root.
+//! and `make neighbours`. Needs root (`hostile` does not).
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/common/mod.rs"]
@@ -14,6 +14,7 @@ use clap::{Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use support::behaviour::{Backlog, Loss, fill_copy, fill_log, lose_replica, neighbours};
 use support::guest_load::Shape;
+use support::hostile::{silent, unread};
 use support::picture;
 
 /// Measures what guests feel while Weir copes. Example: `behaviour neighbours --seconds 10 --output json`.
@@ -65,6 +66,16 @@ enum What {
         /// Length of each of the two measurements, in seconds.
         #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
         seconds: u64,
+    },
+    /// Clients that mean harm. 200 connections that never read their replies (128 reads of 64 KiB each): the p99 of another disk's
+    /// guest beside them and before. 300 and 2,000 connections that say nothing: the time until a new client is served.
+    Hostile {
+        /// Length of each measurement, in seconds.
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600))]
+        seconds: u64,
+        /// The number of rounds of the first case; medians are printed.
+        #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=99))]
+        rounds: u32,
     },
 }
 
@@ -127,6 +138,18 @@ fn main() {
         }
         What::Neighbours { seconds } => {
             print(output, "a greedy neighbour", &neighbours(Duration::from_secs(seconds), seed));
+        }
+        What::Hostile { seconds, rounds } => {
+            let unread = unread(Duration::from_secs(seconds), rounds, seed);
+            print(
+                output,
+                "clients of another disk that never read their replies (wanted: p99_ratio of 1.5)",
+                &unread,
+            );
+            for connections in [300, 2_000] {
+                let silent = silent(connections);
+                print(output, "a new client beside silent connections (wanted: 500 ms)", &silent);
+            }
         }
     }
 }

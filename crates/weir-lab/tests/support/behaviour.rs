@@ -23,7 +23,7 @@ const MIB: u64 = 1 << 20;
 const WRITER: Shape = Shape { depth: 16, read_percent: 0, rate: None };
 
 /// All as `weir node` has it without a configuration.
-fn defaults(config: &mut LabConfig) {
+pub fn defaults(config: &mut LabConfig) {
     let LeaseConfig { ttl, fence_grace } = LeaseConfig::default();
     (config.lease_ttl, config.fence_grace) = (ttl.0, fence_grace.0);
     config.peer_deadline = PeersConfig::default().deadline.0;

@@ -1,5 +1,5 @@
 //! Additions to `common` for some end-to-end tests: tools to run, a small filesystem of one's own, an address that follows
-//! the disk, a load that keeps its latencies, and measurements with it.
+//! the disk, a load that keeps its latencies, measurements with it, and clients that mean harm.
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod behaviour;
@@ -7,6 +7,7 @@ pub mod clients;
 pub mod etcd_faults;
 pub mod filesystem;
 pub mod guest_load;
+pub mod hostile;
 pub mod picture;
 pub mod relay;
 pub mod writing;
