@@ -188,8 +188,8 @@ fn bug(name: &str) -> Result<Bug, String> {
 }
 
 fn state_bug(name: &str) -> Result<StateBug, String> {
-    StateBug::SIMULATED.into_iter().find(|bug| bug.name() == name).ok_or_else(|| {
-        let names: Vec<&str> = StateBug::SIMULATED.into_iter().map(StateBug::name).collect();
+    StateBug::ALL.into_iter().find(|bug| bug.name() == name).ok_or_else(|| {
+        let names: Vec<&str> = StateBug::ALL.into_iter().map(StateBug::name).collect();
         format!("no such bug; there are {}", names.join(", "))
     })
 }

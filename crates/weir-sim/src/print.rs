@@ -73,7 +73,10 @@ fn summary_text(replay: &str, summary: &Summary, bug: Option<Bug>) {
         ("refused messages and connections", counts.refusals),
         ("logs recovered", counts.recoveries),
         ("logs found damaged", counts.damaged),
-    ] {
+    ]
+    .into_iter()
+    .chain(counts.states.named().into_iter().filter(|(_, number)| *number > 0))
+    {
         println!("{what:<21}{number:>14}");
     }
     println!("longest convergence  {:>12.2} s", counts.longest_convergence.as_secs_f64());

@@ -6,7 +6,7 @@ use weir_sim::nodes::{StateBug, run_without};
 /// Disables each rule that this simulation reaches. Returns whether every one was found.
 pub fn bugs(seeds: u64, threads: usize) -> bool {
     let mut all = true;
-    for bug in StateBug::SIMULATED {
+    for bug in StateBug::ALL {
         let simulation = |seed, _, traced| run_without(seed, bug, traced);
         let violations = many_of(simulation, 0..seeds, threads, None, false, &|_| {}).violations;
         let first = violations.first();

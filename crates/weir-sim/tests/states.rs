@@ -30,7 +30,7 @@ fn promises_and_rules_hold_while_nodes_are_isolated_and_drained() {
 
 #[test]
 fn every_disabled_rule_is_found() {
-    for bug in StateBug::SIMULATED {
+    for bug in StateBug::ALL {
         let seeds = first(bug)..first(bug) + MOST;
         let found = seeds.into_iter().find_map(|seed| Some((seed, run_without(seed, bug, false).violation?)));
         let (seed, violation) = found.unwrap_or_else(|| panic!("{} is not found", bug.name()));

@@ -181,7 +181,7 @@ impl Planner<'_> {
             let mut others = disk.replicas.iter().filter(|replica| replica.node != self.node);
             // Without an owner nothing is replaced: another replica takes over first.
             let exists = others.any(|replica| has_copy(disk, replica, &self.live));
-            if exists || self.rules.planted.has(Bug::DrainLastCopy) {
+            if exists {
                 self.plan.copies.push(Copied { disk: disk.name.clone(), to: None });
             } else {
                 self.refuse(disk, Reason::LastCopy);

@@ -13,7 +13,11 @@ pub enum Bug {
     TakeFromIsolated,
     /// The choice of nodes for disks ignores the nodes' states.
     PlaceOnBarred,
-    /// A drain takes the last copy of a disk's log.
+    /// A node that is back in the registry is not drained any more.
+    ForgetDrain,
+    /// A node that is back in the registry is not quarantined any more.
+    ForgetQuarantine,
+    /// A drained node gives up its copy of the log of a disk whose owner is gone.
     DrainLastCopy,
     /// A drain leaves a disk with fewer copies than its policy requests, although it was not told to.
     DrainBelowPolicy,
@@ -23,24 +27,17 @@ pub enum Bug {
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Bug; 8] = [
+    pub const ALL: [Bug; 10] = [
         Bug::ExceedQuarantineLimit,
         Bug::ForgetIsolation,
         Bug::CountOldIsolations,
         Bug::TakeFromIsolated,
         Bug::PlaceOnBarred,
+        Bug::ForgetDrain,
+        Bug::ForgetQuarantine,
         Bug::DrainLastCopy,
         Bug::DrainBelowPolicy,
         Bug::RemoveOnlyCopy,
-    ];
-
-    /// Those that the simulation of whole nodes reaches: it executes no drain and no removal.
-    pub const SIMULATED: [Bug; 5] = [
-        Bug::ExceedQuarantineLimit,
-        Bug::ForgetIsolation,
-        Bug::CountOldIsolations,
-        Bug::TakeFromIsolated,
-        Bug::PlaceOnBarred,
     ];
 
     /// Its name on the command line.
@@ -52,6 +49,8 @@ impl Bug {
             Bug::CountOldIsolations => "count-old-isolations",
             Bug::TakeFromIsolated => "take-from-isolated",
             Bug::PlaceOnBarred => "place-on-barred",
+            Bug::ForgetDrain => "forget-drain",
+            Bug::ForgetQuarantine => "forget-quarantine",
             Bug::DrainLastCopy => "drain-last-copy",
             Bug::DrainBelowPolicy => "drain-below-policy",
             Bug::RemoveOnlyCopy => "remove-only-copy",

@@ -122,7 +122,12 @@ pub fn step(
     }
     let mut effects = Vec::new();
     match event {
-        Event::Present { node } => next.nodes.entry(node.clone()).or_default().isolation = None,
+        Event::Present { node } => {
+            let state = next.nodes.entry(node.clone()).or_default();
+            state.isolation = None;
+            state.drain = state.drain.filter(|_| !rules.planted.has(Bug::ForgetDrain));
+            state.quarantine = state.quarantine.filter(|_| !rules.planted.has(Bug::ForgetQuarantine));
+        }
         Event::Isolated { node, incarnation } => {
             isolate(&mut next, rules, now, node, *incarnation, &mut effects)
         }

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use weir_cluster::node_state::{Effect, Event, UnknownNode, step};
-use weir_cluster::records::{NodeRef, NodeStatesRecord, Record, RecordError, keys};
+use weir_cluster::node_state::{Effect, Event, NotRemovable, UnknownNode, may_remove, step};
+use weir_cluster::records::{DiskRecord, NodeRef, NodeStatesRecord, Record, RecordError, keys};
 use weir_cluster::registry::{Compare, Entry, Expect, RegistryError, Transaction};
 
 use super::Node;
@@ -21,7 +21,10 @@ pub enum StateError {
     /// The event names an unknown node.
     #[error(transparent)]
     Unknown(#[from] UnknownNode),
-    /// The record cannot be read.
+    /// The node has to stay.
+    #[error(transparent)]
+    Stays(#[from] NotRemovable),
+    /// A record cannot be read.
     #[error(transparent)]
     Record(#[from] RecordError),
     /// The registry does not answer, or a condition does not hold.
@@ -95,6 +98,20 @@ pub(super) async fn report_isolation(node: &Node, owner: &NodeRef) -> Result<(),
     change_if(node, &event, &conditions).await
 }
 
+/// Removes a node that is down and will not come back from the record.
+///
+/// # Errors
+/// As [`change`]; [`StateError::Stays`]: it is up, or a disk counts on it.
+pub async fn remove(node: &Node, name: &str) -> Result<(), StateError> {
+    // By the registry and not by the view, which may lag behind: the node may have the only copy of a log by now.
+    let entries = node.registry.list(keys::DISKS).await?.entries;
+    let disks = entries.iter().map(|entry| DiskRecord::of(entry).map(|disk| (disk.name.clone(), disk)));
+    let disks = disks.collect::<Result<_, _>>()?;
+    may_remove(name, &disks, &node.records.nodes.now(), &node.rules)?;
+    let absent = Compare { key: keys::session(name), expect: Expect::Absent };
+    change_if(node, &Event::Removed { node: name.to_owned() }, &[absent]).await
+}
+
 /// Applies an event to the record, on a condition. The operator hears of the consequences.
 ///
 /// # Errors
@@ -103,7 +120,7 @@ pub async fn change(node: &Node, event: &Event, condition: Compare) -> Result<()
     change_if(node, event, &[condition]).await
 }
 
-pub(crate) async fn change_if(node: &Node, event: &Event, conditions: &[Compare]) -> Result<(), StateError> {
+async fn change_if(node: &Node, event: &Event, conditions: &[Compare]) -> Result<(), StateError> {
     let mut last = RegistryError::Conflict { current: Vec::new() };
     // One time for all attempts: from the same record, they all make the same one.
     let now = weir_task::unix_millis();

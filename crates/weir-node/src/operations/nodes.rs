@@ -1,8 +1,7 @@
 //! Operators' requests about nodes: drain, resume, clear, remove.
 
-use weir_cluster::node_state::{Event, UnknownNode, counts_on, may_remove};
-use weir_cluster::records::{DiskRecord, NodeRef, NodeStateRecord, keys};
-use weir_cluster::registry::{Compare, Expect};
+use weir_cluster::node_state::{Event, UnknownNode, counts_on};
+use weir_cluster::records::{DiskRecord, NodeRef, NodeStateRecord};
 
 use super::{Answer, Operations, VIEW_LAG, check_named};
 use crate::api::{ApiError, ApiErrorKind, DrainNode, NodeView, NodeWork, StayingDisk};
@@ -94,12 +93,7 @@ impl Operations {
     /// There is no such node, it is up, or a disk counts on it.
     pub async fn remove_node(&self, name: &str) -> Answer<NodeWork> {
         let before = self.node(name)?;
-        let (disks, live) = (self.node.records.disks.now(), self.node.records.nodes.now());
-        may_remove(name, &disks, &live, &self.node.rules)
-            .map_err(|reason| ApiError::new(ApiErrorKind::Refused, reason.to_string()))?;
-        let event = Event::Removed { node: name.to_owned() };
-        let absent = Compare { key: keys::session(name), expect: Expect::Absent };
-        match node_states::change_if(&self.node, &event, &[absent]).await {
+        match node_states::remove(&self.node, name).await {
             // A node of a version without node states.
             Ok(()) | Err(StateError::Unknown(_)) => {}
             Err(error) => return Err(refusal(error)),
@@ -141,6 +135,7 @@ fn unknown(name: &str) -> ApiError {
 fn refusal(error: StateError) -> ApiError {
     match error {
         StateError::Unknown(node) => unknown(&node.0),
+        StateError::Stays(reason) => ApiError::new(ApiErrorKind::Refused, reason.to_string()),
         StateError::Record(error) => ApiError::new(ApiErrorKind::Failed, error.to_string()),
         StateError::Registry(error) => unavailable(error).hint("try again; `weir status` shows the registry"),
     }

@@ -62,6 +62,11 @@ impl Swarm {
         Swarm(if rng.bool() { u32::MAX } else { rng.u32(..) })
     }
 
+    /// None of these.
+    pub fn without(self, faults: &[Fault]) -> Swarm {
+        Swarm(faults.iter().fold(self.0, |kinds, fault| kinds & !(1 << *fault as u32)))
+    }
+
     pub fn has(self, fault: Fault) -> bool {
         self.0 & (1 << fault as u32) != 0
     }

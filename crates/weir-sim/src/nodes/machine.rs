@@ -248,7 +248,10 @@ async fn carry_out(node: &Arc<Node>, tasks: &Tasks, order: Order) -> String {
             tasks.ask(DISK, node, |done| Request::SetPolicy { policy, done }).await.map(|()| 0)
         }
         Order::State(event) => {
-            let changed = node_states::change(node, &event, node.session.guard()).await;
+            let changed = match &event {
+                Event::Removed { node: name } => node_states::remove(node, name).await,
+                event => node_states::change(node, event, node.session.guard()).await,
+            };
             return changed.map_or_else(|error| error.to_string(), |()| "done".into());
         }
         Order::Move(to) => {

@@ -15,6 +15,7 @@ mod machine;
 mod network;
 mod registry;
 mod settle;
+mod state_checks;
 mod states;
 mod storage;
 
@@ -102,6 +103,9 @@ enum Task {
     Operator,
     /// A fault or an operator's request that concerns nodes' states.
     States,
+    /// The registry is about to be away for long; and is.
+    LongOutage,
+    Outage,
     Listen,
     Fault,
     Crash {
@@ -170,8 +174,8 @@ pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
     finish(Cluster::new(seed, bug, None, traced))
 }
 
-/// As [`run`], with the faults and requests that concern the states of nodes: one node loses the registry, for long and again and
-/// again; operators drain, resume and clear.
+/// As [`run`], with the faults and requests that concern the states of nodes: one node loses the registry, again and again; the
+/// registry is away for long; operators drain, resume, clear and remove.
 #[must_use]
 pub fn run_states(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
     finish(Cluster::new(seed, bug, None, traced).with_states())
@@ -281,9 +285,7 @@ impl Cluster {
     }
 
     fn with_states(mut self) -> Cluster {
-        self.states = Some(States::default());
-        self.after(300_000, 900_000, Task::States);
-        self.after(10_000, 20_000, Task::Listen);
+        self.plan_states();
         self
     }
 
@@ -374,11 +376,15 @@ impl Cluster {
             Task::Clients => self.clients_act(),
             Task::Operator => self.operator_acts(),
             Task::States => self.states_act(),
+            Task::LongOutage => self.long_outage(),
+            Task::Outage => self.outage(),
             Task::Listen => self.listen(),
             Task::Fault => self.fault(),
             Task::Crash { node } => self.crash_now(node),
             Task::Restart { node } => self.restart(node),
             Task::Resume { node } => self.resume(node),
+            // The end of a shorter outage does not end a longer one.
+            Task::RegistryUp if self.world.now() < self.registry.away_until => {}
             Task::RegistryUp => self.registry_up(),
             Task::Reach { node } => self.reach(node),
         }

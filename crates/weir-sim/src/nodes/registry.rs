@@ -160,6 +160,10 @@ pub struct Service {
     pub up: bool,
     /// While it is not up: paused, and answers later (true), or unreachable (false).
     pub stands: bool,
+    /// Not up before this time.
+    pub away_until: Nanos,
+    /// Time at which it was back the last time.
+    pub back: Nanos,
     waiting: Vec<Asked>,
     followers: BTreeMap<u64, Follower>,
     /// Changes that may still commit, by call number.
@@ -181,6 +185,8 @@ impl Service {
             memory,
             up: true,
             stands: false,
+            away_until: Nanos(0),
+            back: Nanos(0),
             waiting: Vec::new(),
             followers: BTreeMap::new(),
             proposed: BTreeMap::new(),
@@ -325,7 +331,7 @@ impl Cluster {
             self.notify_watchers(&changed);
             self.disk_may_have_changed(who);
             if changed.iter().any(|key| key == keys::NODE_STATES) {
-                self.check_node_states();
+                self.check_node_states(who);
             }
         }
         if let Some(reply) = reply
@@ -343,9 +349,8 @@ impl Cluster {
         let taken = before.owner.is_some() && disk.owner != before.owner && disk.owner.is_some();
         let text = if self.trace.is_some() { compact(disk) } else { String::new() };
         self.note(|| text);
-        self.check_placed(&before, by);
+        self.check_states(&before, by, taken);
         if taken {
-            self.check_taken(&before, by);
             self.counts.takeovers += 1;
             self.crash_soon(by.node, 6, 400_000);
         } else {
@@ -414,6 +419,7 @@ impl Cluster {
         if std::mem::replace(&mut self.registry.up, true) {
             return;
         }
+        self.registry.back = self.world.now();
         let extended = self.rng.bool();
         self.note(|| "the registry is back".into());
         self.expire_leases(extended);

@@ -25,7 +25,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use weir_accel::Configuration;
 use weir_block::Nanos;
-use weir_cluster::node_state::{Leaving, leaving};
+use weir_cluster::node_state::{self, Leaving, leaving};
 use weir_cluster::ownership::{self, Refusal};
 use weir_cluster::placement;
 use weir_cluster::records::{DiskRecord, Limit, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
@@ -683,6 +683,7 @@ impl DiskTask {
     async fn forget_copy(&mut self, record: Option<&DiskRecord>) {
         let below_epoch = match record {
             None => u64::MAX,
+            Some(record) if self.gives_up_last_copy(record) => record.epoch + 1,
             Some(record) if record.has_owners_copy(&self.me) || record.is_replica(&self.me) => return,
             Some(record) => record.epoch,
         };
@@ -690,6 +691,15 @@ impl DiskTask {
             self.forgotten_below = below_epoch;
             self.send(Command::ForgetReplica { disk: self.name.clone(), below_epoch }).await;
         }
+    }
+
+    /// A planted bug, only for the simulator.
+    fn gives_up_last_copy(&self, record: &DiskRecord) -> bool {
+        let is_gone = |owner| !is_live(&self.node.records.nodes.now(), owner);
+        self.node.rules.planted.has(node_state::planted::Bug::DrainLastCopy)
+            && record.owner.as_ref().is_some_and(is_gone)
+            && record.is_replica(&self.me)
+            && self.node.barred().contains(&self.me.node)
     }
 
     async fn send(&self, command: Command) {
