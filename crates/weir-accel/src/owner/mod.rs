@@ -97,7 +97,7 @@ impl Owner {
             fenced: None,
             peer_deadline,
             peer_wanted: false,
-            ask_absent: restoring,
+            ask_absent: true,
             avoid: Vec::new(),
             falling: false,
             successor: None,
@@ -400,6 +400,8 @@ impl Owner {
         self.peer_wanted = false;
         let index = self.members.iter().position(|member| member.node == node);
         let in_set = index.is_some_and(|index| self.members.swap_remove(index).in_set);
+        // One member is back: so may be the next, and no other node is needed then.
+        self.ask_absent |= in_set;
         // It may have restarted and lost everything: only its confirmations on this connection count.
         self.members.push(Member { connected: true, progress: now, ..Member::new(node, in_set) });
     }

@@ -26,6 +26,11 @@ impl Owner {
         self.successor.is_none() && self.configuration.to_go().any(|other| other == node)
     }
 
+    /// As [`Owner::is_to_go`], and it keeps its place until another node has the copy.
+    pub(super) fn is_leaving(&self, node: &str) -> bool {
+        self.successor.is_none() && self.configuration.leaving.iter().any(|other| other == node)
+    }
+
     pub(super) fn is_successor(&self, node: &str) -> bool {
         self.successor.as_deref() == Some(node)
     }

@@ -52,10 +52,14 @@ impl Owner {
         // A member of the set with a complete copy stays in the set though it is a message behind another member.
         let due = self.due(self.promised());
         let keeps = |member: &Member| member.in_set && member.connected && member.held.complete;
-        let placed = self.members.iter().filter(|member| !self.is_to_go(&member.node));
-        let candidates = placed.filter(|member| keeps(member) || member.holds(due));
+        let stays = |member: &&Member| !self.is_to_go(&member.node) || self.is_leaving(&member.node);
+        let candidates = self.members.iter().filter(stays);
+        let candidates = candidates.filter(|member| keeps(member) || member.holds(due));
         let mut candidates: Vec<&Member> = candidates.collect();
-        candidates.sort_by_key(|member| (!self.is_successor(&member.node), !member.in_set, &member.node));
+        candidates.sort_by_key(|member| {
+            let is_leaving = self.is_leaving(&member.node);
+            (!self.is_successor(&member.node), is_leaving, !member.in_set, &member.node)
+        });
         candidates.truncate(wanted);
         let chosen: Vec<String> = candidates.iter().map(|member| member.node.clone()).collect();
         let ready = chosen.len() >= wanted
@@ -73,8 +77,8 @@ impl Owner {
         }
     }
 
-    /// Asks by turns for a member of the set that is away and for another node. After a takeover the former comes first: its
-    /// copy needs no filling.
+    /// Asks by turns for a member of the set that is away and for another node. After a takeover or a move the members come first:
+    /// their copies need no filling, and there may be no other node.
     fn want_peer(&mut self, effects: &mut Vec<Effect>) {
         self.peer_wanted = true;
         let absent = self.members.iter().find(|member| member.in_set && !member.connected);
@@ -94,9 +98,13 @@ impl Owner {
         if !same || !self.configuration.write_back {
             return self.propose(chosen, true, effects);
         }
-        // The set is as it should be; other connected nodes are not needed.
         self.restoring = false;
         self.falling = false;
+        if chosen.iter().any(|node| self.is_leaving(node)) {
+            // Guests go on; the node that is to replace it may be on its way.
+            return self.acknowledge(effects);
+        }
+        // The set is as it should be; other connected nodes are not needed.
         let Proposals { replicas, .. } = self.proposals.clone();
         let successor = self.successor.clone();
         let stays = |node: &String| replicas.contains(node) || successor.as_ref() == Some(node);

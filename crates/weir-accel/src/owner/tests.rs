@@ -407,6 +407,39 @@ fn a_replica_that_is_to_leave_stays_until_another_has_its_place() {
     }
 }
 
+/// A node that is about to be drained, its successor and one other node are all that there are: the disk stays in write-back.
+#[test]
+fn a_new_owner_asks_for_its_members_before_other_nodes() {
+    for dirty in [0, 5] {
+        let mut case = Case::new(configuration(3, &["a", "c"], true, Some(2)), 5, 5 + dirty, true);
+        case.step(Event::Tick);
+        assert_eq!(case.effects, [want(Some("a"), &[], &["a", "c"])]);
+        case.effects.clear();
+        case.fill("a", 5 + dirty);
+        assert!(case.effects.contains(&want(Some("c"), &["a"], &["c", "a"])), "{:?}", case.effects);
+        case.fill("c", 5 + dirty);
+        assert!(!case.owner.drains() && !case.owner.is_stuck(), "{}", case.owner.reason());
+        assert_eq!(case.proposals(), []);
+    }
+}
+
+/// After a move away from a drained node, guests do not wait for the copy that replaces its copy.
+#[test]
+fn a_new_owner_goes_on_with_the_copy_of_a_node_that_is_to_leave() {
+    let leaving = |epoch| Configuration { leaving: set(&["a"]), ..configuration(epoch, &["a"], true, Some(1)) };
+    let mut case = Case::new(leaving(3), 5, 10, true);
+    case.step(Event::Tick);
+    case.fill("a", 10);
+    assert!(!case.owner.is_stuck(), "{}", case.owner.reason());
+    case.step(Event::PeerJoined("c".into()));
+    case.step(Event::Appended(11));
+    case.confirm("a", 11);
+    assert_eq!(case.acknowledged(), 11);
+    assert!(!case.effects.contains(&Effect::DropPeer("c".into())), "it is being filled");
+    case.confirm("c", 11);
+    assert_eq!(case.proposals(), [(set(&["c"]), true)]);
+}
+
 #[test]
 fn more_copies_under_a_strict_policy_are_had_or_none_is() {
     for strict in [false, true] {
