@@ -426,7 +426,8 @@ fn a_new_owner_asks_for_its_members_before_other_nodes() {
 /// After a move away from a drained node, guests do not wait for the copy that replaces its copy.
 #[test]
 fn a_new_owner_goes_on_with_the_copy_of_a_node_that_is_to_leave() {
-    let leaving = |epoch| Configuration { leaving: set(&["a"]), ..configuration(epoch, &["a"], true, Some(1)) };
+    let leaving =
+        |epoch| Configuration { leaving: set(&["a"]), ..configuration(epoch, &["a"], true, Some(1)) };
     let mut case = Case::new(leaving(3), 5, 10, true);
     case.step(Event::Tick);
     case.fill("a", 10);

@@ -56,16 +56,23 @@ impl Cluster {
     fn check_kept(&mut self, before: &DiskRecord) {
         let (now, disk) = (self.world.now(), &self.registry.disk);
         let Some(states) = &self.states else { return };
-        // Replicas on nodes that do not answer go for that reason, and copies that an earlier policy did not ask for for that one.
+        // Replicas on nodes that do not answer, or that the owner may take for dead, go for that reason, and copies that an earlier
+        // policy did not ask for for that one.
+        let was_there = |replica: &NodeRef| {
+            let absent = states.without_session.get(&replica.node);
+            self.living(replica).is_some() && absent.is_none_or(|absent| *absent + VIEWED < now)
+        };
         let is_steady = states.policy.is_some_and(|(_, since)| since + FILLED < now)
             && !DEAFENING.iter().any(|fault| self.swarm.has(*fault))
             && before.owner == disk.owner
-            && before.replicas.iter().all(|replica| self.living(replica).is_some());
+            && before.replicas.iter().all(was_there);
         let wanted = disk.policy.replicas();
         let fewer = before.replicas.len() >= wanted && disk.replicas.len() < wanted;
         let is_barred = |node: &String| states.barred.contains_key(node) && !states.permitted.contains(node);
-        let gone =
-            before.replicas.iter().find(|replica| !disk.replicas.contains(replica) && is_barred(&replica.node));
+        let gone = before
+            .replicas
+            .iter()
+            .find(|replica| !disk.replicas.contains(replica) && is_barred(&replica.node));
         if let Some(gone) = gone.filter(|_| is_steady && fewer).cloned() {
             let replicas = disk.replicas.len();
             self.fail(|| format!("drain: {gone} goes, and {replicas} of {wanted} replicas are left"));
@@ -76,8 +83,9 @@ impl Cluster {
     fn check_taken(&mut self, before: &DiskRecord, by: Who) {
         let (now, period) = (self.world.now(), self.rules.resiliency_period);
         let Some(states) = &self.states else { return };
-        let (Some(absent), Some(owner)) = (states.absent, &before.owner) else { return };
-        // It may have ended since the last look.
+        let Some(owner) = &before.owner else { return };
+        // Its session may have ended since the last look; and so may it.
+        let absent = states.absent.unwrap_or(now);
         if self.living(owner).is_none() {
             return;
         }
@@ -240,11 +248,7 @@ pub fn is_barred(node: Option<&NodeStateRecord>) -> bool {
 }
 
 /// The broken rule of two consecutive records, if any.
-fn broken_rule(
-    before: &NodeStatesRecord,
-    next: &NodeStatesRecord,
-    rules: &Rules,
-) -> Option<String> {
+fn broken_rule(before: &NodeStatesRecord, next: &NodeStatesRecord, rules: &Rules) -> Option<String> {
     let quarantined = next.nodes.values().filter(|node| node.quarantine.is_some()).count();
     if quarantined > 1 && quarantined * 100 > next.nodes.len() * 20 {
         return Some(format!("quarantine: {quarantined} of {} nodes: {next:?}", next.nodes.len()));

@@ -44,6 +44,8 @@ pub struct States {
     pub policy: Option<(Policy, Nanos)>,
     /// Since when the owner has no session.
     pub absent: Option<Nanos>,
+    /// When each node was without a session the last time.
+    pub without_session: BTreeMap<String, Nanos>,
     /// The members that hear the owner, and since when without a gap.
     pub heard: BTreeMap<usize, Nanos>,
     /// The nodes whose drains, and whose quarantines, operators have ever asked to end.
@@ -167,6 +169,7 @@ impl Cluster {
             return;
         }
         self.at(now + LISTEN, Task::Listen);
+        self.note_sessions();
         let record = self.registry.disk.clone();
         let living = record.owner.as_ref().filter(|owner| self.living(owner).is_some());
         let alone = living.filter(|owner| !self.registry.has_session(&owner.node, owner.incarnation));
@@ -178,6 +181,15 @@ impl Cluster {
         states.heard.retain(|number, _| hearing.contains(number));
         for number in hearing {
             states.heard.entry(number).or_insert(now);
+        }
+    }
+
+    /// Sessions may have ended, or still be absent.
+    pub fn note_sessions(&mut self) {
+        let now = self.world.now();
+        let Some(states) = &mut self.states else { return };
+        for name in (0..NODES).map(name).filter(|name| !self.registry.has_any_session(name)) {
+            states.without_session.insert(name, now);
         }
     }
 
