@@ -23,9 +23,9 @@ use weir_profile::Profile;
 
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Deleted, DeletedVolume,
-    DiskLimit, DiskView, Disks, DrainNode, Elsewhere, EventList, EventView, Export, Follow, MeterView, Meters,
-    Move, Moved, NodeStatus, NodeWork, Owned, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy, VolumeView,
-    Volumes,
+    DiskLimit, DiskView, Disks, DrainNode, Elsewhere, EventList, EventView, Export, Follow, MeterView,
+    Meters, Move, Moved, NodeStatus, NodeWork, Owned, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy,
+    VolumeView, Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,

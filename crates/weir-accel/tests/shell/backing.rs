@@ -46,14 +46,6 @@ impl Script {
         }
     }
 
-    pub fn reads_under_way(&self) -> usize {
-        self.waiting.iter().filter(|operation| matches!(operation, Operation::Read(..))).count()
-    }
-
-    pub fn flushes_under_way(&self) -> usize {
-        self.waiting.iter().filter(|operation| matches!(operation, Operation::Flush(_))).count()
-    }
-
     /// A sector of zeroes is a hole.
     fn extents(&self, offset: usize, length: usize) -> Vec<Extent> {
         let sectors = self.bytes[offset..offset + length].chunks(512);

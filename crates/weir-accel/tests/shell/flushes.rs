@@ -44,8 +44,12 @@ fn checkpoint_is_flushed() -> Disk {
     disk.write(2, 8, 8);
     disk.settle();
     disk.run(Duration::from_millis(50));
-    assert_eq!((disk.tags(), disk.script.borrow().flushes_under_way()), (vec![1, 2], 1));
+    assert_eq!((disk.tags(), flushes_under_way(&disk)), (vec![1, 2], 1));
     disk
+}
+
+fn flushes_under_way(disk: &Disk) -> usize {
+    crate::under_way(disk, |it| matches!(it, Operation::Flush(_)))
 }
 
 /// The result of the flush with this tag, which has exactly one.
@@ -103,7 +107,7 @@ fn a_clients_flush_waits_for_that_of_a_checkpoint_and_the_other_way_round() {
     let mut disk = checkpoint_is_flushed();
     disk.flush(3);
     disk.settle();
-    assert_eq!((disk.script.borrow().flushes_under_way(), disk.tags()), (1, vec![1, 2]));
+    assert_eq!((flushes_under_way(&disk), disk.tags()), (1, vec![1, 2]));
     assert!(!disk.accel.is_drained());
     disk.script.borrow_mut().hold_flushes = false;
     disk.settle();
@@ -118,7 +122,7 @@ fn a_clients_flush_waits_for_that_of_a_checkpoint_and_the_other_way_round() {
     disk.write(2, 8, 8);
     disk.settle();
     disk.run(Duration::from_millis(50));
-    assert_eq!((disk.script.borrow().flushes_under_way(), disk.script.borrow().writes), (1, 1));
+    assert_eq!((flushes_under_way(&disk), disk.script.borrow().writes), (1, 1));
     disk.script.borrow_mut().hold_flushes = false;
     disk.run(Duration::from_millis(50));
     assert_eq!((answer(&disk, 1), disk.accel.is_clean(), disk.script.borrow().flushes), (Ok(()), true, 2));
@@ -133,7 +137,7 @@ fn whoever_asks_during_a_flush_is_answered_by_the_next_one_together() {
         tags.for_each(|tag| disk.flush(tag));
         disk.settle();
     }
-    assert_eq!((disk.script.borrow().flushes_under_way(), disk.done.len()), (1, 0));
+    assert_eq!((flushes_under_way(&disk), disk.done.len()), (1, 0));
     disk.script.borrow_mut().hold_flushes = false;
     disk.settle();
     assert_eq!((disk.tags(), disk.script.borrow().flushes), (vec![1, 2, 3, 4, 5, 6, 7], 2));
