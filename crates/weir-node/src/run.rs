@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UnixListener, UnixStream};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinSet;
@@ -104,6 +105,15 @@ fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> NodeError {
     move |source| NodeError::System { what, source }
 }
 
+/// Each disk, peer and client costs descriptors, and the usual soft limit is for programs that use `select`.
+fn raise_descriptor_limit() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
+}
+
 /// Runs a node until `shutdown` completes, then destages and closes its disks, and leaves the cluster.
 ///
 /// # Errors
@@ -137,6 +147,7 @@ pub async fn run_with(
     setup: Setup,
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), NodeError> {
+    raise_descriptor_limit();
     let started = Nanos::now();
     let identity = load_identity(&config)?;
     make_dir("state_dir", &config.state_dir)?;

@@ -85,6 +85,12 @@ impl Hosts {
         let (config, log) = (format!("node --config ../n{n}.toml"), format!("n{n}.log"));
         self.nodes.push(Process::start_in(&self.place, &format!("h{n}"), &config, &log));
         await_some("the node has joined", || self.on(n, "status").then_some(()));
+        // Connections are not refused because a shell's limit is low.
+        let pid = self.nodes.last().unwrap().0.id();
+        let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let files = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+        let numbers: Vec<&str> = files.split_whitespace().skip(3).take(2).collect();
+        assert_eq!(numbers[0], numbers[1], "{files}");
     }
 
     pub fn on(&self, n: usize, line: &str) -> bool {
