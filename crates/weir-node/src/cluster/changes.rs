@@ -296,6 +296,9 @@ fn certificate(snapshot: &Snapshot, record: &IssuedRecord, now: u64) -> Certific
         Some(_) if revoked.is_replaced(facts) => "replaced".into(),
         Some(by) if by.reason.is_empty() => "revoked".into(),
         Some(by) => format!("revoked: {}", by.reason),
+        None if !snapshot.trusted().iter().any(|one| one.fingerprint() == record.ca) => {
+            "its authority was removed".into()
+        }
         None => lasts(facts, now),
     };
     // The authority itself has no record of this kind.

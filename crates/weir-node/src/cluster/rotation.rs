@@ -57,8 +57,11 @@ impl Seen {
 
 /// All nodes that can come back, with what they have announced: also one that is down, or has not started yet.
 fn members(snapshot: &Snapshot, now: u64) -> Vec<NodeTrusts> {
-    let counts =
-        |one: &&IssuedRecord| now <= one.facts.not_after && snapshot.revoked.0.covering(&one.facts).is_none();
+    // One with a certificate of an authority that was removed has to join again.
+    let trusted = |one: &IssuedRecord| snapshot.trusted().iter().any(|ca| ca.fingerprint() == one.ca);
+    let counts = |one: &&IssuedRecord| {
+        now <= one.facts.not_after && trusted(one) && snapshot.revoked.0.covering(&one.facts).is_none()
+    };
     let name = |one: &IssuedRecord| match &one.facts.identity {
         Identity::Node(node) => Some(node.name.clone()),
         _ => None,

@@ -158,7 +158,7 @@ pub struct CertificateView {
     pub grant: String,
     /// The serial number.
     pub serial: String,
-    /// `valid for 3 d 2 h`, `renewal due, …`, `ended …`, `replaced`, `revoked: …`.
+    /// `valid for 3 d 2 h`, `renewal due, …`, `ended …`, `replaced`, `revoked: …`, `its authority was removed`.
     pub state: String,
     /// When it ends: RFC 3339, UTC.
     pub ends: String,

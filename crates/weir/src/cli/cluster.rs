@@ -97,7 +97,7 @@ pub enum ClusterCommand {
     },
     /// Replace the cluster's certificate authority by a new one, while everything runs.
     ///
-    /// Run it on the node that has the authority's key (`weir cluster list` shows which). First all nodes hear of the new authority; as soon
+    /// Run it on the node that has the authority's key (`weir cluster list` shows which), or with --credentials on any. First all nodes hear of the new authority; as soon
     /// as every one trusts it, it signs, and each node renews its certificate at once. Nodes show clients their former certificates
     /// until --finish removes the former authority. Before that, make new certificates for clients: `weir cluster client` with
     /// another directory. `weir cluster list` shows who is left. An unused token names only the former authority: the rotation waits

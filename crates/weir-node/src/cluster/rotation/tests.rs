@@ -158,6 +158,10 @@ async fn the_new_authority_signs_when_everyone_can_believe_it() {
     assert!(error.message.contains("signs already"), "{error}");
     let end = cluster.rotate(Rotate { force: true, ..FINISH }, &[]).await.unwrap();
     assert_eq!((&*end.phase, end.authority), (RotationView::SETTLED, cluster.signing().to_string()));
+    // Whoever was left behind has to join again, and holds no other rotation back.
+    let certificates = crate::cluster::changes::list(&cluster.registry, NOW).await.unwrap().certificates;
+    assert!(certificates.iter().all(|one| one.state == "its authority was removed"), "{certificates:?}");
+    assert_eq!(waits(&cluster.rotate(BEGIN, &[]).await.unwrap()), Vec::<String>::new());
 }
 
 /// With the key of a former authority, or without any, a node takes no step.
