@@ -17,7 +17,7 @@ pub enum Bug {
     ForgetDrain,
     /// A node that is back in the registry is not quarantined any more.
     ForgetQuarantine,
-    /// A drained node gives up its copy of the log of a disk whose owner is gone.
+    /// A drained or quarantined node gives up its copy of the log of a disk whose owner is gone.
     DrainLastCopy,
     /// A drain leaves a disk with fewer copies than its policy requests, although it was not told to.
     DrainBelowPolicy,
