@@ -5,6 +5,7 @@ use std::time::Duration;
 use weir_accel::Configuration;
 use weir_block::Code;
 
+use crate::backing::Operation;
 use crate::{Disk, alone, configuration, write_through};
 
 #[test]

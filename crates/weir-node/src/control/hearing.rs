@@ -4,43 +4,13 @@
 //! and who asks meanwhile waits for its answer. The time limit is that of the member's answer alone: a member that is busy with
 //! this node's own questions must not look like one that hears nobody, because an isolated owner would lose its disks.
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use weir_block::Nanos;
 use weir_cluster::records::DiskRecord;
 
 use super::Node;
 use super::grants::Connection;
+use super::rights::heard::Heard;
 use super::rights::wire::{Ask, MOST_ENTRIES};
-
-/// What the members have said lately, each under a lock that whoever asks it holds.
-#[derive(Debug, Default)]
-pub struct Hearing(Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<Said>>>>);
-
-/// What one member has said.
-#[derive(Debug, Default)]
-struct Said {
-    /// By the name of the disk.
-    disks: BTreeMap<String, Verdict>,
-    /// It has not answered in time, and is not asked again before this.
-    silent_until: Nanos,
-}
-
-/// What it has said of one disk.
-#[derive(Clone, Copy, Debug)]
-struct Verdict {
-    epoch: u64,
-    at: Nanos,
-    hears: bool,
-}
-
-impl Hearing {
-    fn of(&self, member: &str) -> Arc<tokio::sync::Mutex<Said>> {
-        let mut members = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(members.entry(member.to_owned()).or_default())
-    }
-}
 
 /// Whether any other member of the disk's set hears the owner, with a right that the set's grants uphold. Members that do not answer
 /// soon do not hear it. Asked once for each renewal, however often the disk's task wakes up.
@@ -56,7 +26,7 @@ pub async fn others_hear(node: &Node, record: &DiskRecord) -> bool {
 }
 
 async fn hears(node: &Node, member: &str, record: &DiskRecord) -> bool {
-    let (said, renewal) = (node.rights.hearing.of(member), node.rights.renewal());
+    let (said, renewal) = (node.rights.heard.of(member), node.rights.renewal());
     let mut said = said.lock().await;
     let now = Nanos::now();
     said.disks.retain(|_, verdict| now < verdict.at + renewal);
@@ -72,13 +42,13 @@ async fn hears(node: &Node, member: &str, record: &DiskRecord) -> bool {
         Ok(Ok(verdicts)) => {
             let at = Nanos::now();
             for ((disk, epoch), verdict) in disks.into_iter().zip(verdicts) {
-                said.disks.insert(disk, Verdict { epoch, at, hears: verdict.is_ok() });
+                said.disks.insert(disk, Heard { epoch, at, hears: verdict.is_ok() });
             }
         }
         // It may answer on another connection: only this disk's task has its answer.
         Ok(Err(error)) => {
             tracing::debug!(member, %error, "it does not say whom it hears");
-            let verdict = Verdict { epoch: record.epoch, at: Nanos::now(), hears: false };
+            let verdict = Heard { epoch: record.epoch, at: Nanos::now(), hears: false };
             said.disks.insert(record.name.clone(), verdict);
         }
         // Each disk's task would wait as long, one after the other.
@@ -101,6 +71,7 @@ fn disks_to_ask_about(node: &Node, member: &str, record: &DiskRecord) -> Vec<(St
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 

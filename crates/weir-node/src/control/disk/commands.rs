@@ -8,8 +8,9 @@ use weir_cluster::records::{DiskRecord, Limit, Mode, NodeRef, Policy};
 use weir_cluster::view::Seen;
 use weir_volume::{BackingOptions, DirVolume, OpenedFile};
 
+use super::opening::closed_since;
 use super::record::PATIENCE;
-use super::{Came, DiskTask, RETRY, Request, closed_since};
+use super::{Came, DiskTask, RETRY, Request};
 use crate::control::change::{self, ChangeError};
 use crate::control::decide::{Decision, Local, Situation, decide, evidence, is_live};
 use crate::control::node::blocking;

@@ -5,11 +5,13 @@
 //! of their own that report back. The shard's requests are in `requests`, operators' commands in `commands`.
 
 mod commands;
+mod configuration;
 mod failures;
 mod former;
 mod handover;
 mod isolation;
 mod messages;
+mod opening;
 mod record;
 mod requests;
 #[cfg(test)]
@@ -17,32 +19,25 @@ pub(crate) mod tests;
 mod waiting;
 
 use std::collections::{BTreeSet, HashMap};
-use std::num::NonZeroU64;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
-use weir_accel::Configuration;
 use weir_block::Nanos;
-use weir_cluster::node_state::{self, Leaving, leaving};
+use weir_cluster::node_state::{self, Leaving};
 use weir_cluster::ownership::{self, Refusal};
-use weir_cluster::placement;
-use weir_cluster::records::{DiskRecord, Limit, Medium, Mode, NodeRef, Policy, Record, ReleasedRecord, keys};
+use weir_cluster::records::{DiskRecord, Limit, Medium, NodeRef, Policy, Record, ReleasedRecord, keys};
 use weir_cluster::registry::RegistryError;
 use weir_cluster::view::Seen;
-use weir_export::Rate;
-use weir_volume::BackingKind;
 
-use super::admission;
-use super::capacity::Role;
 use super::change::ChangeError;
 use super::decide::{Decision, Local, Situation, decide, is_live};
 use super::node::Node;
 use crate::error::ApiError;
-use crate::shard::messages::{Arrival, Command, LogMedium, Notice, OpenDisk};
-use former::{Formers, mark_of};
+use crate::shard::messages::{Arrival, Command, Notice};
+use former::Formers;
 pub use messages::{Inbox, Message, Request, Why};
+pub use opening::log_medium;
 
 /// Messages that wait for a disk's task before their senders do.
 const INBOX: usize = 256;
@@ -442,174 +437,6 @@ impl DiskTask {
         }
     }
 
-    /// The consequence for the data of a takeover that leads to `next`.
-    fn arrival_after(&mut self, next: &DiskRecord) -> Arrival {
-        // A tenure begins. Seals of an earlier one say nothing about who owned the disk in between.
-        self.formers = Formers::default();
-        let (former, _) = self.former(next);
-        match (next.mode, next.former.is_empty()) {
-            (Mode::WriteBack, _) => Arrival::TakeOver { former },
-            (Mode::WriteThrough, true) => Arrival::Clean,
-            (Mode::WriteThrough, false) => Arrival::FromWriteThrough { former },
-        }
-    }
-
-    /// The record with which this process opens the disk: read anew, because the right to serve rests on a linearizable read
-    /// since the node's session began.
-    ///
-    /// If the disk was open before in the same tenure, or the outcome of a change is unknown, an epoch of its own comes
-    /// first: a late release must not commit behind a disk that serves, and a log that begins anew needs a lineage of its
-    /// own.
-    async fn record_to_open(&mut self, record: &DiskRecord) -> Result<DiskRecord, String> {
-        let me = self.me.clone();
-        let now = if self.doubt.is_some() || self.closed_since(record).is_some() {
-            self.change(|record| ownership::renew(record, &me, record.epoch)).await
-        } else {
-            self.read(record::PATIENCE).await
-        };
-        let now = now.map_err(|error| error.to_string())?;
-        if now.owner.as_ref() != Some(&me) || now.epoch < record.epoch {
-            return Err("another node owns the disk now".into());
-        }
-        Ok(now)
-    }
-
-    fn closed_since(&self, record: &DiskRecord) -> Option<u64> {
-        closed_since(self.arrival, record, &self.me)
-    }
-
-    /// The arrival of the disk at this node, by the record with which it is opened.
-    fn arrival(&mut self, record: &DiskRecord) -> Arrival {
-        match self.arrival {
-            Some((epoch, Came::By(arrival))) if epoch == record.epoch => arrival,
-            // The epoch in which it was closed has been ended by `record_to_open`: the log is empty. The former owners are who they were.
-            _ if self.closed_since(record).is_some_and(|epoch| epoch < record.epoch) => {
-                match self.arrival_after(record) {
-                    Arrival::TakeOver { former } if !record.former.is_empty() => {
-                        Arrival::FromWriteThrough { former }
-                    }
-                    Arrival::TakeOver { .. } => Arrival::Clean,
-                    arrival => arrival,
-                }
-            }
-            _ => self.arrival_after(record),
-        }
-    }
-
-    /// Opens the disk on its shard.
-    async fn open(&mut self, record: &DiskRecord) -> Result<(), String> {
-        let session = *self.node.session.leased().borrow();
-        let record = self.record_to_open(record).await?;
-        let arrival = self.arrival(&record);
-        // The log is taken from a sealed copy only.
-        self.seal_own(&record)?;
-        let serves_until = self.node.rights.begin(&self.name, record.epoch, record.grant_set(), session);
-        let opened = self.open_with(&record, arrival, serves_until).await;
-        if opened.is_err() {
-            self.node.rights.end(&self.name);
-        }
-        opened
-    }
-
-    async fn open_with(
-        &mut self,
-        record: &DiskRecord,
-        arrival: Arrival,
-        serves_until: Arc<AtomicU64>,
-    ) -> Result<(), String> {
-        let (node, of) = (Arc::clone(&self.node), record.clone());
-        let find = async move { node.place_of(&of).await };
-        let place = self.meanwhile(find).await.map_err(|error| error.to_string())??;
-        let disk = OpenDisk {
-            disk: self.name.clone(),
-            id: record.id,
-            backing: BackingKind::Path(place.path),
-            volume: place.volume,
-            mark: mark_of(&self.me),
-            size: record.size,
-            logical_block: record.logical_block,
-            log_bytes: self.node.config.resources.log.0,
-            medium: log_medium(record),
-            rate: record.limit.and_then(rate),
-            configuration: self.tell_configuration(record),
-            arrival,
-            serves_until,
-        };
-        self.connected.clear();
-        let node = Arc::clone(&self.node);
-        let reservation = admission::admit(&node, &self.name, Role::Owner).await?;
-        let file = self.ask(|done| Command::Open(Box::new(disk), done)).await??;
-        drop(reservation);
-        (self.arrival, self.told_policy, self.told_limit) = (None, Some(record.policy), record.limit);
-        self.failures.forget();
-        self.node.here.set_unopened(&self.name, None);
-        self.formers.opened(arrival);
-        self.local = Local::Open { epoch: record.epoch };
-        self.node.here.insert(record, file);
-        self.event("open", format!("{} serves it in epoch {}", self.me.node, record.epoch));
-        Ok(())
-    }
-
-    /// Tells the shard what the registry has.
-    async fn configure(&mut self, record: &DiskRecord) {
-        let disk = self.name.clone();
-        self.local = Local::Open { epoch: record.epoch };
-        self.node.here.update(record);
-        let configuration = self.tell_configuration(record);
-        self.send(Command::Configured { disk: disk.clone(), configuration }).await;
-        if self.told_policy.replace(record.policy) != Some(record.policy) {
-            self.send(Command::SetPolicy { disk, wanted_replicas: wanted_replicas(record.policy) }).await;
-        }
-        self.tell_limit(record).await;
-    }
-
-    /// Has the open disk keep to the record's limit.
-    async fn tell_limit(&mut self, record: &DiskRecord) {
-        if std::mem::replace(&mut self.told_limit, record.limit) != record.limit {
-            let (disk, rate) = (self.name.clone(), record.limit.and_then(rate));
-            self.send(Command::SetRate { disk, rate }).await;
-        }
-    }
-
-    /// The record's configuration, as the shard needs it and is about to be told.
-    fn tell_configuration(&mut self, record: &DiskRecord) -> Configuration {
-        let live = self.node.records.nodes.now();
-        let misplaced = placement::misplaced(record.policy, &self.me.node, &record.replicas, &live);
-        self.told_leaving = self.leaving(record);
-        let Leaving { replaced, dropped } = self.told_leaving.clone();
-        Configuration {
-            epoch: record.epoch,
-            replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
-            write_back: record.mode == Mode::WriteBack,
-            wanted_replicas: wanted_replicas(record.policy),
-            // A copy that is to go in any case takes the disk to write-through when no other node can have it.
-            strict: record.policy.is_strict() || !dropped.is_empty(),
-            misplaced: misplaced.into_iter().map(str::to_owned).chain(dropped).collect(),
-            leaving: replaced,
-        }
-    }
-
-    /// The replicas on nodes that are drained or quarantined, as far as they are to be replaced.
-    fn leaving(&self, record: &DiskRecord) -> Leaving {
-        let (states, live) = (self.node.records.node_states(), self.node.records.nodes.now());
-        leaving(record, &self.me.node, &states, &live, &self.node.rules, weir_task::unix_millis())
-    }
-
-    /// Tells the open disk of replicas that are to be replaced, by an epoch of its own: the shard takes no configuration twice.
-    async fn settle_leaving(&mut self, record: &DiskRecord) {
-        let is_open = record.owner.as_ref() == Some(&self.me) && self.local != Local::Closed;
-        if !is_open || self.leaving(record) == self.told_leaving {
-            return;
-        }
-        let me = self.me.clone();
-        if let Err(error) = self.change(|record| ownership::renew(record, &me, record.epoch)).await {
-            self.later(&error);
-        } else {
-            // The task decides again at once, and configures the disk.
-            self.retry_at = None;
-        }
-    }
-
     /// Another node owns the disk: end all I/O here, then say so (P4).
     async fn release_disk(&mut self, epoch: u64, record: Option<DiskRecord>) {
         self.node.rights.end(&self.name);
@@ -708,43 +535,6 @@ impl DiskTask {
 
     fn event(&self, kind: &'static str, text: String) {
         self.node.journal.tell(kind, &self.name, text);
-    }
-}
-
-/// The epoch in which `me` closed the disk with nothing dirty, if no other node has owned it since: only then is the log of
-/// the record still empty (P1).
-///
-/// An owner since then is among the former owners, with a later epoch: a disk in write-back changes hands in no other way,
-/// and only an owner that has it open removes former owners from the record.
-fn closed_since(arrival: Option<(u64, Came)>, record: &DiskRecord, me: &NodeRef) -> Option<u64> {
-    let Some((closed, Came::Closed)) = arrival else { return None };
-    let mine = record.owner.as_ref() == Some(me) && closed <= record.epoch;
-    let others = record.former.iter().any(|former| former.epoch >= closed);
-    (mine && !others).then_some(closed)
-}
-
-/// The medium of a disk's log, in the shard's terms.
-#[must_use]
-pub fn log_medium(record: &DiskRecord) -> LogMedium {
-    match record.medium {
-        Medium::Flash => LogMedium::Flash { disk_id: record.id },
-        _ => LogMedium::Ram,
-    }
-}
-
-/// The limit, in the shard's terms.
-fn rate(limit: Limit) -> Option<Rate> {
-    let Limit { iops, bytes_per_second, burst_ms } = limit;
-    let per_second = |rate: Option<u64>| rate.and_then(NonZeroU64::new);
-    let (iops, bytes_per_second) = (per_second(iops), per_second(bytes_per_second));
-    let burst = Duration::from_millis(burst_ms);
-    (iops.is_some() || bytes_per_second.is_some()).then_some(Rate { iops, bytes_per_second, burst })
-}
-
-fn wanted_replicas(policy: Policy) -> Option<usize> {
-    match policy {
-        Policy::WriteThrough => None,
-        Policy::WriteBack(_) | Policy::Strict(_) => Some(policy.replicas()),
     }
 }
 

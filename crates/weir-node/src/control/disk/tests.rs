@@ -7,12 +7,14 @@ mod opening;
 mod releasing;
 mod waiting;
 
+use std::sync::atomic::AtomicU64;
+
 use weir_accel::Former;
 use weir_cluster::Machine;
 use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig};
 use weir_cluster::node_state::Rules;
-use weir_cluster::records::{FormerOwner, NodeRecord, Source, StoppedHow, StoppedRecord};
+use weir_cluster::records::{FormerOwner, Mode, NodeRecord, Source, StoppedHow, StoppedRecord};
 use weir_cluster::registry::Registry;
 use weir_cluster::right::{Event, GrantSet, GrantTimes};
 use weir_volume::Trace;

@@ -1,5 +1,6 @@
 //! The rights of the disks that this node owns, and the grants that it has given to others.
 
+pub(super) mod heard;
 pub mod wire;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,7 +13,6 @@ use weir_block::Nanos;
 use weir_cluster::records::DiskRecord;
 use weir_cluster::right::{Event, GrantRefusal, GrantSet, GrantTimes, Grants, Right, SessionLease};
 
-use super::hearing::Hearing;
 use wire::Verdict;
 
 /// The key of a member's grants for a disk: its name, and its identity, which distinguishes it from an earlier disk of that
@@ -60,7 +60,7 @@ pub struct Rights {
     /// By member: connections for seals.
     asking: Mutex<BTreeMap<String, Arc<Semaphore>>>,
     /// What members have said of the owners that they hear.
-    pub(super) hearing: Hearing,
+    pub(super) heard: heard::Members,
 }
 
 impl std::fmt::Debug for Rights {
@@ -82,7 +82,7 @@ impl Rights {
             session,
             hurry: Notify::new(),
             asking: Mutex::default(),
-            hearing: Hearing::default(),
+            heard: heard::Members::default(),
         }
     }
 

@@ -1,0 +1,34 @@
+//! What the members of disks' sets have said of owners whom they hear ([`crate::control::hearing`] asks them).
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use weir_block::Nanos;
+
+/// What the members have said lately, each under a lock that whoever asks it holds.
+#[derive(Debug, Default)]
+pub(in crate::control) struct Members(Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<Said>>>>);
+
+/// What one member has said.
+#[derive(Debug, Default)]
+pub(in crate::control) struct Said {
+    /// By the name of the disk.
+    pub disks: BTreeMap<String, Heard>,
+    /// It has not answered in time, and is not asked again before this.
+    pub silent_until: Nanos,
+}
+
+/// What it has said of one disk.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::control) struct Heard {
+    pub epoch: u64,
+    pub at: Nanos,
+    pub hears: bool,
+}
+
+impl Members {
+    pub fn of(&self, member: &str) -> Arc<tokio::sync::Mutex<Said>> {
+        let mut members = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(members.entry(member.to_owned()).or_default())
+    }
+}
