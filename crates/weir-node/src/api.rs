@@ -586,6 +586,9 @@ pub struct Export {
 pub struct Move {
     /// The node that is to own it.
     pub to: String,
+    /// Only if that node follows the disk: a client has written there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub as_follower: bool,
 }
 
 /// Lets clients on another node use the disk before it is there. Reads are answered by the owner; the first write moves it.

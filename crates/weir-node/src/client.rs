@@ -305,7 +305,7 @@ impl Client {
     /// # Errors
     /// As [`Client::status`].
     pub fn move_disk(&self, name: &str, to: &str) -> Result<Moved, ApiError> {
-        self.post(&of_disk(name, "/move")?, &Move { to: to.to_owned() })
+        self.post(&of_disk(name, "/move")?, &Move { to: to.to_owned(), as_follower: false })
     }
 
     /// Lets clients on node `to` use a disk before it is there (`None`: on no other node any more), and waits until that

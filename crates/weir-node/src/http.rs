@@ -438,7 +438,8 @@ mod tests {
         // A node of another host moves no disk that it does not follow, to itself or elsewhere.
         let stranger = operations.asked(Some("a#1"), 0, Some("x".into())).unwrap();
         for to in ["x", "a", "b"] {
-            let error = stranger.move_disk("d", Move { to: to.into() }).await.unwrap_err();
+            let error =
+                stranger.move_disk("d", Move { to: to.into(), as_follower: false }).await.unwrap_err();
             assert_eq!(error.kind, ApiErrorKind::Forbidden, "{error}");
         }
         for times in [4, u32::MAX] {

@@ -255,7 +255,7 @@ impl Relay {
                 Whereabouts::Elsewhere | Whereabouts::OnItsWay => return Next::End,
                 Whereabouts::Followed(_) => {}
             }
-            let wanted = Move { to: self.me.node.clone() };
+            let wanted = Move { to: self.me.node.clone(), as_follower: true };
             if let Err(error) = self.operations.move_disk(&disk, wanted).await {
                 // The first time only: it is tried again for as long as this node follows the disk.
                 if !std::mem::replace(&mut told, true) {

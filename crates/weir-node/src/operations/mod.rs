@@ -310,7 +310,9 @@ impl Operations {
         }
         let dirty_bytes = match &from {
             Some(from) if *from == self.me() && to != *from => {
-                self.ask(name, |done| Request::Move { to: to.clone(), why: Why::Requested, done }).await?
+                let why =
+                    if wanted.as_follower || self.by_node.is_some() { Why::Followed } else { Why::Requested };
+                self.ask(name, |done| Request::Move { to: to.clone(), why, done }).await?
             }
             _ => 0,
         };

@@ -27,6 +27,7 @@ impl DiskTask {
     pub(super) async fn move_to(&mut self, to: &NodeRef, why: Why) -> Result<u64, ApiError> {
         let record = self.owned()?;
         self.check_takes_disks(&to.node)?;
+        self.check_follows(&record, to, why)?;
         if !has_copies(&record) {
             // No node holds a copy of the log for the successor: it has to start from the backing.
             self.release_with(|record, me, epoch, dirty| {
@@ -47,6 +48,16 @@ impl DiskTask {
             self.resume_clients().await;
         }
         moved
+    }
+
+    /// The node that asks may know an older record than this owner: once following has ended, nobody's write moves the disk.
+    fn check_follows(&self, record: &DiskRecord, to: &NodeRef, why: Why) -> Result<(), ApiError> {
+        if why != Why::Followed || record.follower.as_ref() == Some(to) {
+            return Ok(());
+        }
+        let message =
+            format!("disk {} stays on {}: {} does not follow it any more", self.name, self.me.node, to.node);
+        Err(ApiError::new(ApiErrorKind::Refused, message))
     }
 
     /// Lets clients on `to` use the disk from now on, and prepares that node for their first write. `None`: no node any more.

@@ -43,8 +43,10 @@ pub enum Message {
 /// The reason why a disk moves, which decides where it belongs afterwards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// An operator or a guest's migration moves it: it stays there.
+    /// An operator moves it: it stays there.
     Requested,
+    /// A client has written on the node that follows it: it stays there.
+    Followed,
     /// Its node is drained: it returns.
     Drained,
     /// Its node is quarantined, and the disk stays where it goes; one that another node's drain has sent returns there.
@@ -57,7 +59,7 @@ impl Why {
     /// The node that the disk returns to, given the one so far. `from`: the node that it leaves.
     pub(super) fn home(self, so_far: Option<String>, from: &str) -> Option<String> {
         match self {
-            Why::Requested | Why::Returned => None,
+            Why::Requested | Why::Followed | Why::Returned => None,
             // Twice drained, it returns to where it came from.
             Why::Drained => so_far.or_else(|| Some(from.to_owned())),
             Why::Quarantined => so_far,

@@ -60,3 +60,16 @@ async fn every_release_is_noted() {
         assert!(note.is_some(), "epoch {epoch}");
     }
 }
+
+/// Following has ended, and the node that followed does not know it yet.
+#[tokio::test]
+async fn a_former_followers_write_moves_no_disk() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    disk_of_a(&node, |_| ()).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    let refused = task.move_to(&NodeRef::new("b", 1), Why::Followed).await.unwrap_err();
+    assert!(refused.message.contains("does not follow it any more"), "{refused}");
+    assert_eq!(task.known().unwrap().owner, Some(task.me.clone()));
+}
