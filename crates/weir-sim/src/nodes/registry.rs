@@ -20,7 +20,7 @@ use crate::scale::CALM;
 pub const DISK: &str = "disk";
 
 /// Timeout of a call, as in the production client.
-const PATIENCE: Duration = Duration::from_secs(5);
+pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A call to the registry.
 #[derive(Debug)]

@@ -8,10 +8,11 @@ use weir_cluster::node_state::Rules;
 use weir_cluster::records::{DiskRecord, NodeRef, NodeStateRecord, NodeStatesRecord};
 use weir_cluster::right::GrantSet;
 
+use super::registry::PATIENCE;
 use super::states::DEAFENING;
 use super::{Cluster, Who};
 use crate::atlas::Fault;
-use crate::scale::name;
+use crate::scale::{name, node_of};
 
 /// Longest time from a decision to its commit, while the registry answers and answers are not lost.
 const DECIDED: Duration = Duration::from_millis(1_500);
@@ -20,7 +21,8 @@ const DECIDED: Duration = Duration::from_millis(1_500);
 /// longer either.
 const FILLED: Duration = Duration::from_secs(3);
 
-/// Longest time for which a node's view may lag behind the registry, while faults are injected.
+/// Longest time for which a node's view may lag behind the registry, while faults are injected. A request for a new list that waits
+/// for a lost answer adds [`PATIENCE`].
 const VIEWED: Duration = Duration::from_secs(4);
 
 /// Length of a time span between two times of records, in milliseconds.
@@ -55,12 +57,15 @@ impl Cluster {
     /// A drain without permission, or a quarantine, leaves no disk with fewer copies than its policy requests.
     fn check_kept(&mut self, before: &DiskRecord) {
         let (now, disk) = (self.world.now(), &self.registry.disk);
-        let Some(states) = &self.states else { return };
+        let (Some(states), Some(owner)) = (&self.states, &disk.owner) else { return };
+        let owner = node_of(&owner.node);
         // Replicas on nodes that do not answer, or that the owner may take for dead, go for that reason, and copies that an earlier
-        // policy did not ask for for that one.
+        // policy did not ask for for that one. An owner whose view stands still takes for dead whom the registry has long known again.
         let was_there = |replica: &NodeRef| {
             let absent = states.without_session.get(&replica.node);
-            self.living(replica).is_some() && absent.is_none_or(|absent| *absent + VIEWED < now)
+            let unseen = states.unseen.get(&(owner, replica.node.clone()));
+            self.living(replica).is_some()
+                && absent.into_iter().chain(unseen).all(|last| *last + VIEWED < now)
         };
         let is_steady = states.policy.is_some_and(|(_, since)| since + FILLED < now)
             && !DEAFENING.iter().any(|fault| self.swarm.has(*fault))
@@ -141,13 +146,13 @@ impl Cluster {
             let until = node.quarantine.map_or(0, |quarantine| quarantine.until_unix_ms);
             node.drain.is_some() || local < until && until <= farthest
         };
-        let known_here =
-            self.nodes[by.node].shared.lock().node.as_ref().map(|node| node.records.node_states());
-        let is_known =
-            |node: &String| known_here.as_ref().is_some_and(|known| is_barred(known.nodes.get(node)));
         let is_long_barred = |node: &String| {
-            let limit = if is_known(node) { FILLED } else { FILLED + VIEWED };
-            states.barred.get(node).is_some_and(|since| *since + limit < now)
+            let known = states.known_barred.get(&(by.node, node.clone()));
+            let since = states.barred.get(node).map(|since| match known {
+                Some(known) => *since.max(known),
+                None => *since + VIEWED + PATIENCE,
+            });
+            since.is_some_and(|since| since + FILLED < now)
                 && states.record.nodes.get(node).is_some_and(is_in_force)
         };
         let placed = names(&disk).into_iter().find(|node| {

@@ -10,6 +10,7 @@ use weir_cluster::records::{DiskRecord, NodeStateRecord, NodeStatesRecord, Polic
 use weir_node::control::rights::key;
 
 use super::machine::Order;
+use super::state_checks::is_barred;
 use super::{Cluster, Task};
 use crate::atlas::Fault;
 use crate::scale::{CALM, NODES, name, node_of};
@@ -46,6 +47,10 @@ pub struct States {
     pub absent: Option<Nanos>,
     /// When each node was without a session the last time.
     pub without_session: BTreeMap<String, Nanos>,
+    /// When the view of a node, by its number, was without another node the last time.
+    pub unseen: BTreeMap<(usize, String), Nanos>,
+    /// Since when the view of a node, by its number, shows why at present nothing may be placed on another node.
+    pub known_barred: BTreeMap<(usize, String), Nanos>,
     /// The members that hear the owner, and since when without a gap.
     pub heard: BTreeMap<usize, Nanos>,
     /// The nodes whose drains, and whose quarantines, operators have ever asked to end.
@@ -162,13 +167,14 @@ impl Cluster {
         events.into_iter().for_each(|event| self.order_state(event));
     }
 
-    /// Looks at who hears the owner, and whether it has a session.
+    /// Looks at what the nodes know, who hears the owner, and whether it has a session.
     pub fn listen(&mut self) {
         let now = self.world.now();
+        self.at(now + LISTEN, Task::Listen);
+        self.note_views();
         if now >= CALM {
             return;
         }
-        self.at(now + LISTEN, Task::Listen);
         self.note_sessions();
         let record = self.registry.disk.clone();
         let living = record.owner.as_ref().filter(|owner| self.living(owner).is_some());
@@ -190,6 +196,33 @@ impl Cluster {
         let Some(states) = &mut self.states else { return };
         for name in (0..NODES).map(name).filter(|name| !self.registry.has_any_session(name)) {
             states.without_session.insert(name, now);
+        }
+    }
+
+    /// A node decides by its own view, which stands still while its request for a new list waits for a lost answer.
+    fn note_views(&mut self) {
+        let now = self.world.now();
+        let Some(states) = &mut self.states else { return };
+        for machine in &self.nodes {
+            let node = machine.shared.lock().node.clone();
+            let (live, known) =
+                node.map(|node| (node.records.nodes.now(), node.records.node_states())).unzip();
+            for key in (0..NODES).map(|other| (machine.number, name(other))) {
+                if !live.as_ref().is_some_and(|live| live.contains_key(&key.1)) {
+                    states.unseen.insert(key.clone(), now);
+                }
+                // It may show a quarantine that is over, and not the drain that has begun since.
+                let bars = |states: &NodeStatesRecord| {
+                    let node = states.nodes.get(&key.1).filter(|node| is_barred(Some(node)));
+                    node.map(|node| (node.drain, node.quarantine))
+                };
+                let committed = bars(&states.record);
+                if committed.is_some() && committed == known.as_ref().and_then(bars) {
+                    states.known_barred.entry(key).or_insert(now);
+                } else {
+                    states.known_barred.remove(&key);
+                }
+            }
         }
     }
 
