@@ -199,6 +199,8 @@ pub fn random() -> u64 {
 /// A disk that is open here.
 #[derive(Debug)]
 struct Open {
+    /// The disk's identity.
+    id: u64,
     info: LayerInfo,
     /// The file of a volume that it was opened with.
     file: Option<FileIdentity>,
@@ -234,7 +236,7 @@ impl Here {
     /// A disk is open, and has `file` of a volume open.
     pub fn insert(&self, record: &DiskRecord, file: Option<FileIdentity>) {
         let info = self.describe(record);
-        self.lock().insert(record.name.clone(), Open { info, file });
+        self.lock().insert(record.name.clone(), Open { id: record.id, info, file });
     }
 
     /// The record of a disk has changed. One that takes no clients, because it is being closed, goes on taking none.
@@ -304,6 +306,12 @@ impl Here {
     #[must_use]
     pub fn unopened(&self, disk: &str) -> Option<String> {
         self.unopened.lock().unwrap_or_else(PoisonError::into_inner).get(disk).cloned()
+    }
+
+    /// The identity of the disk that is open under a name.
+    #[must_use]
+    pub fn id(&self, disk: &str) -> Option<u64> {
+        self.lock().get(disk).map(|open| open.id)
     }
 
     /// One disk, when it is open.

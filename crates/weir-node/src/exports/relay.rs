@@ -36,11 +36,15 @@ use crate::api::Move;
 use crate::control::Node;
 use crate::operations::Operations;
 use crate::peer::{Duplex, Greeting, Purpose};
+use crate::places::Places;
 use crate::throttles::FOLLOWER_REFUSED;
 use protected::Protected;
 
 /// Clients that wait for their disk on one node; further ones are turned away (P10).
 const MOST_RELAYS: usize = 256;
+
+/// Those of one disk: the clients of one guest must not take the places of all others. QEMU has a few connections (P10).
+const MOST_OF_DISK: usize = 32;
 
 /// Large replies that are held in memory at once, on one node. Each has at most the largest payload of the protocol (P10).
 const LARGE_REPLIES: usize = 4;
@@ -50,6 +54,9 @@ const SMALL_REPLY: usize = 256 << 10;
 
 /// Longest time in which a client takes a reply. Whoever reads nothing would otherwise keep its place from all others.
 const TAKES_REPLY: Duration = Duration::from_secs(10);
+
+/// Longest time in which an owner sends a reply that it has begun. One that stalls would otherwise keep a large reply's place.
+const SENDS_REPLY: Duration = Duration::from_secs(10);
 
 /// Pause before the next request to the owner, after it did not answer or the disk could not be moved.
 const RETRY: Duration = Duration::from_millis(100);
@@ -70,6 +77,7 @@ const AHEAD: usize = 4096;
 #[derive(Debug)]
 pub struct Relays {
     clients: Arc<Semaphore>,
+    of_disk: Arc<Places>,
     large_replies: Semaphore,
 }
 
@@ -77,6 +85,7 @@ impl Default for Relays {
     fn default() -> Relays {
         Relays {
             clients: Arc::new(Semaphore::new(MOST_RELAYS)),
+            of_disk: Places::new(MOST_OF_DISK),
             large_replies: Semaphore::new(LARGE_REPLIES),
         }
     }
@@ -89,7 +98,9 @@ pub fn may_follow(record: &DiskRecord, me: &NodeRef) -> bool {
 
 /// Serves a client until its disk is here, then hands it to the disk's shard.
 pub fn start(node: Arc<Node>, operations: Operations, relays: &Arc<Relays>, client: AcceptedClient) {
-    let Ok(place) = Arc::clone(&relays.clients).try_acquire_owned() else {
+    let of_disk = relays.of_disk.take(&client.session.export);
+    let place = of_disk.zip(Arc::clone(&relays.clients).try_acquire_owned().ok());
+    let Some(place) = place else {
         if let Some(left_out) = FOLLOWER_REFUSED.pass(Nanos::now()) {
             let disk = client.session.export;
             tracing::warn!(disk, left_out, "too many clients wait for disks of other nodes");
@@ -121,6 +132,8 @@ struct Relay {
     /// Received bytes that are not processed yet.
     received: Vec<u8>,
     session: Session,
+    /// The identity of the disk that the client has opened: another disk may get the name, and the client may not open that one.
+    disk: u64,
     owner: Option<(NodeRef, Box<dyn Duplex>)>,
 }
 
@@ -147,9 +160,11 @@ enum Next {
 impl Relay {
     fn new(node: Arc<Node>, operations: Operations, client: AcceptedClient) -> io::Result<Relay> {
         let AcceptedClient { stream, leftover, session, .. } = client;
+        let record = node.records.disk(&session.export);
+        let disk = record.ok_or_else(|| io::Error::other("the disk was deleted"))?.id;
         let (me, stream) = (node.session.node_ref(), Stream::new(stream)?);
         let socket = Arc::new(stream.socket().try_clone_to_owned()?);
-        Ok(Relay { node, operations, me, stream, socket, received: leftover, session, owner: None })
+        Ok(Relay { node, operations, me, stream, socket, received: leftover, session, disk, owner: None })
     }
 
     async fn run(mut self, relays: &Relays) -> io::Result<()> {
@@ -191,18 +206,33 @@ impl Relay {
         }
     }
 
-    /// The request that is next, left where it is; `None` when the client has gone.
+    /// The request that is next, left where it is; `None` when the client or the disk has gone.
     async fn next_request(&mut self) -> io::Result<Option<RequestHead>> {
+        let mut disks = self.node.records.disks.changes();
         loop {
+            disks.mark_unchanged();
+            if self.record().is_none() {
+                return Ok(None);
+            }
             let read = RequestHead::read(&self.received, self.session.extended_headers);
             let read = read.map_err(|WrongMagic(_)| wrong("a request without its magic"))?;
             if let Some((head, _)) = read {
                 return Ok(Some(head));
             }
-            if self.receive().await? == 0 {
-                return Ok(None);
+            tokio::select! {
+                received = self.receive() => if received? == 0 {
+                    return Ok(None);
+                },
+                changed = disks.changed() => if changed.is_err() {
+                    return Ok(None);
+                },
             }
         }
+    }
+
+    /// The newest record of the disk that the client has opened; `None` if that is gone, also if another one has its name.
+    fn record(&self) -> Option<DiskRecord> {
+        self.node.records.disk(&self.session.export).filter(|record| record.id == self.disk)
     }
 
     fn header_size(&self) -> usize {
@@ -210,16 +240,16 @@ impl Relay {
     }
 
     fn is_here(&self) -> bool {
-        self.node.here.get(&self.session.export).is_some()
+        self.record().is_some() && self.node.here.id(&self.session.export) == Some(self.disk)
     }
 
     fn whereabouts(&self) -> Whereabouts {
+        let Some(record) = self.record() else {
+            return Whereabouts::Elsewhere;
+        };
         if self.is_here() {
             return Whereabouts::Here;
         }
-        let Some(record) = self.node.records.disk(&self.session.export) else {
-            return Whereabouts::Elsewhere;
-        };
         let follows = may_follow(&record, &self.me);
         match record.owner {
             Some(owner) if follows => Whereabouts::Followed(owner),
@@ -314,7 +344,8 @@ impl Relay {
             true => Some(relays.large_replies.acquire().await.map_err(io::Error::other)?),
             false => None,
         };
-        let reply = read_reply(&mut (&start[..]).chain(&mut stream), header).await?;
+        let mut whole = (&start[..]).chain(&mut stream);
+        let reply = tokio::time::timeout(SENDS_REPLY, read_reply(&mut whole, header)).await??;
         self.owner = Some((owner.clone(), stream));
         Ok((reply, place))
     }

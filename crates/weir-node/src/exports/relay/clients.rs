@@ -5,7 +5,7 @@ use std::path::Path;
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 use weir_cluster::membership::{NodeSession, SessionConfig};
-use weir_cluster::records::NodeRecord;
+use weir_cluster::records::{NodeRecord, Record, keys};
 
 use super::*;
 use crate::control::disk::tests::{SOON, disk_of_a, node, record_of};
@@ -129,4 +129,33 @@ async fn clients_that_read_nothing_keep_no_others_from_reading() {
     read(following.client(), 16 << 20).await;
     drop(deaf);
     following.all_end().await;
+}
+
+/// A certificate opens one disk, and a later one of the same name is another.
+#[tokio::test]
+async fn an_idle_client_is_disconnected_when_another_disk_has_its_disks_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let following = follow(directory.path()).await;
+    let mut client = following.client();
+    request(&mut client, command::READ, 512).await;
+    client.read_exact(&mut [0; 16 + 512]).await.unwrap();
+    let entry = following.node.registry.get(&keys::disk("d")).await.unwrap().unwrap();
+    let other = DiskRecord { id: 8, ..following.node.records.disk("d").unwrap() };
+    following.node.registry.transact(other.replace(&entry)).await.unwrap();
+    following.all_end().await;
+    assert_eq!(client.read(&mut [0; 1]).await.unwrap(), 0, "nothing of the other disk");
+}
+
+/// P10: one guest's connections leave places to those of others.
+#[tokio::test]
+async fn a_disk_has_a_number_of_relays_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let following = follow(directory.path()).await;
+    let clients: Vec<_> = (0..MOST_OF_DISK).map(|_| following.client()).collect();
+    let mut refused = following.client();
+    assert_eq!(refused.read(&mut [0; 1]).await.unwrap(), 0, "it is turned away");
+    assert_eq!(following.relays.clients.available_permits(), MOST_RELAYS - MOST_OF_DISK);
+    drop(clients);
+    following.all_end().await;
+    read(following.client(), 512).await;
 }
