@@ -489,6 +489,11 @@ pub enum BadAnswer {
     /// None of the authorities is one that the token names.
     #[error("the answer names no certificate authority that the token names; nothing was stored")]
     OtherPin,
+    /// One of the authorities is none that whoever asked trusts.
+    #[error(
+        "the answer names the certificate authority {0}, which the files of the one who asked do not; nothing was stored"
+    )]
+    NotTrusted(Fingerprint),
     /// Signed by someone else, or not valid now.
     #[error("the answer's certificate: {0}")]
     Mistrust(#[from] Mistrust),
@@ -567,12 +572,25 @@ impl Joiner {
         self.checked(answer, authorities, of, &[Purpose::Server, Purpose::Client], now)
     }
 
-    /// Checks the answer for a client, from a node that is trusted: over its local socket.
+    /// Checks the answer for a client. `pins`: the authorities that whoever asked trusts already; `None` if the answer came over a
+    /// node's local socket, which is trusted. A node of another host may be hostile, and the new files would trust whomever it
+    /// names.
     ///
     /// # Errors
     /// [`BadAnswer`].
-    pub fn complete_client(self, answer: &JoinAnswer, grant: Grant, now: u64) -> Result<Joined, BadAnswer> {
+    pub fn complete_client(
+        self,
+        answer: &JoinAnswer,
+        pins: Option<&[Fingerprint]>,
+        grant: Grant,
+        now: u64,
+    ) -> Result<Joined, BadAnswer> {
         let authorities = CaCertificate::all_from_pem(answer.authorities.as_bytes())?;
+        let is_known = |one: &CaCertificate| pins.is_none_or(|pins| pins.contains(&one.fingerprint()));
+        // Leaving it out would make files that the next step of a rotation makes useless.
+        if let Some(other) = authorities.iter().find(|one| !is_known(one)) {
+            return Err(BadAnswer::NotTrusted(other.fingerprint()));
+        }
         let of = |cluster, name| Identity::Client(Client { cluster, name, grant });
         self.checked(answer, authorities, of, &[Purpose::Client], now)
     }

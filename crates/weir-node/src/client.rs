@@ -16,8 +16,8 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use weir_cluster::records::{NodeRecord, NodeRef, check_name};
 use weir_identity::{
-    CredentialStore, Endpoint, Host, JoinAnswer, Name, Revocations, Store, Tls, TokenId, Trust, TrustStore,
-    provider,
+    CaCertificate, CredentialStore, Endpoint, Fingerprint, Host, JoinAnswer, Name, Revocations, Store, Tls,
+    TokenId, Trust, TrustStore, provider,
 };
 use weir_profile::Profile;
 
@@ -57,6 +57,15 @@ pub struct Client {
     patience: Duration,
     /// The files of `weir cluster client`, with which it asks the nodes that it is sent to.
     credentials: Option<PathBuf>,
+}
+
+/// The certificate of a new client.
+#[derive(Clone, Debug)]
+pub struct Signed {
+    /// The node's answer.
+    pub answer: JoinAnswer,
+    /// The authorities that it may name: those in the files of whoever asked. `None` if it came over a node's local socket.
+    pub pins: Option<Vec<Fingerprint>>,
 }
 
 /// Where a node's API is.
@@ -413,8 +422,13 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::status`].
-    pub fn new_client(&self, client: &NewClient) -> Result<JoinAnswer, ApiError> {
-        self.post("/v1/cluster/clients", client)
+    pub fn new_client(&self, client: &NewClient) -> Result<Signed, ApiError> {
+        let (answer, at) =
+            self.call_and_follow(Method::POST, "/v1/cluster/clients", encode(client)?, self.patience)?;
+        let directory = self.credentials.as_ref().filter(|_| at.tls.is_some());
+        let trusted = directory.map(|directory| Store::open_client(directory)).transpose()?;
+        let pins = trusted.map(|(_, all)| all.iter().map(CaCertificate::fingerprint).collect());
+        Ok(Signed { answer, pins })
     }
 
     /// Recent events, oldest first.
@@ -440,6 +454,17 @@ impl Client {
         body: Vec<u8>,
         patience: Duration,
     ) -> Result<T, ApiError> {
+        self.call_and_follow(method, path, body, patience).map(|(answer, _)| answer)
+    }
+
+    /// The answer, and where it came from.
+    fn call_and_follow<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        path: &str,
+        body: Vec<u8>,
+        patience: Duration,
+    ) -> Result<(T, At), ApiError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|error| {
                 ApiError::new(ApiErrorKind::Failed, format!("cannot start a runtime: {error}"))
@@ -450,7 +475,7 @@ impl Client {
             let asked = Asked { method: method.clone(), path, body: body.clone(), to: None };
             let (status, answer) = runtime.block_on(patiently(&at, asked, patience))?;
             let error = match decode(&at, status, &answer) {
-                Ok(answer) => return Ok(answer),
+                Ok(answer) => return Ok((answer, at)),
                 Err(error) => error,
             };
             // The disk may have moved meanwhile.

@@ -3,9 +3,9 @@
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use weir_identity::{Endpoint, Joiner, Key, Store, Token};
+use weir_identity::{BadAnswer, Endpoint, Joiner, Key, Store, Token};
 use weir_node::api::ApiError;
-use weir_node::client::Client;
+use weir_node::client::{Client, Signed};
 use weir_node::cluster::views::{
     CertificateView, ClientMade, ClusterView, Invite, Invited, Joined, Made, NewClient, Revoke, Revoked,
     RevokedView, Rotate, RotationView, TokenView, Withdrawn,
@@ -77,7 +77,7 @@ pub fn run(global: &Global, command: ClusterCommand) -> Result<(), Failure> {
             print(global.output, &node.revoke(&revoke)?, revoked)
         }
         ClusterCommand::Rotate { finish, abandon, force, dry_run, no_wait } => {
-            let rotate = Rotate { finish, abandon, force, dry_run };
+            let rotate = Rotate { finish, abandon, force, dry_run, ..Rotate::default() };
             print(global.output, &rotation::run(&any_node(global)?, rotate, no_wait)?, rotation::text)
         }
         ClusterCommand::MigrateRegistry { config, from, dry_run } => {
@@ -143,8 +143,17 @@ fn client(node: &Client, mut wanted: NewClient, directory: &Path) -> Result<Clie
     let key = Key::generate().map_err(Failure::failed)?;
     let joiner = Joiner::new(key, wanted.name.clone(), &[]).map_err(Failure::failed)?;
     wanted.csr = joiner.renewal().csr;
-    let answer = node.new_client(&wanted)?;
-    let made = joiner.complete_client(&answer, grant, now()).map_err(Failure::failed)?;
+    let Signed { answer, pins } = node.new_client(&wanted)?;
+    let made = joiner.complete_client(&answer, pins.as_deref(), grant, now()).map_err(|error| {
+        let hint = match &error {
+            BadAnswer::NotTrusted(_) => {
+                "if a rotation of the authority is under way, run the command on the host of the node with the key, without \
+                 --credentials"
+            }
+            _ => "",
+        };
+        Failure::failed(error).hint(hint)
+    })?;
     store.create_client(&made.credentials, &made.authorities).map_err(ApiError::from)?;
     let certificate_ends = rfc3339(made.credentials.facts().not_after.saturating_mul(1000));
     let NewClient { name, role, exports, .. } = wanted;
