@@ -323,7 +323,9 @@ impl Use<'_> {
         };
         // A client does not renew its certificate; a later one for the same name and rights takes its place.
         let has_other = |one: &IssuedRecord| {
-            let same = |other: &IssuedRecord| other.ca != ca && other.facts.identity == one.facts.identity;
+            // For whichever disks: one that was made again under its name has another identity.
+            let identity = |one: &IssuedRecord| one.facts.identity.clone().by_names();
+            let same = |other: &IssuedRecord| other.ca != ca && identity(other) == identity(one);
             matches!(one.facts.identity, Identity::Client(_)) && self.issued.iter().filter(counts).any(same)
         };
         let of_ca = self.issued.iter().filter(counts).filter(|one| one.ca == ca && !has_other(one));

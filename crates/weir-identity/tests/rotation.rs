@@ -119,7 +119,8 @@ fn a_client_with_a_later_certificate_holds_nothing_back() {
     assert_eq!(left(std::slice::from_ref(&before)), itself);
     assert_eq!(left(&[before.clone(), of(&new, &["db", "x"])]), itself, "other rights");
     assert_eq!(left(&[before.clone(), of(&old, &["db"])]).len(), 2, "the same authority");
-    assert_eq!(left(&[before, of(&new, &["db"])]), []);
+    assert_eq!(left(&[before.clone(), of(&new, &["db"])]), []);
+    assert_eq!(left(&[before, of(&new, &["db#0000000000000007"])]), [], "the disk was made again");
     assert_eq!(renewing.forced(NOW).unwrap(), settled(&new), "whoever is left, if an operator says so");
 }
 
