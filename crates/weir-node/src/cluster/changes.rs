@@ -11,7 +11,7 @@ use weir_identity::{
 };
 
 use super::admission::{self, busy, refused};
-use super::records::{Announced, Snapshot, put, unchanged, write};
+use super::records::{Snapshot, put, unchanged, write};
 use super::rotation;
 use super::views::{
     CertificateView, ClusterView, Invite, Invited, NewClient, Revoke, Revoked, RevokedView, TokenView,
@@ -80,7 +80,7 @@ fn readmits(snapshot: &Snapshot, wanted: &Invite) -> Result<bool, ApiError> {
 fn endpoints(snapshot: &Snapshot) -> Result<Vec<Endpoint>, ApiError> {
     let mut nodes: Vec<_> = snapshot.nodes.iter().filter_map(|one| Some((one, one.api?))).collect();
     nodes.retain(|(node, _)| !snapshot.revoked.0.names_node(&node.node));
-    nodes.sort_by_key(|(node, _)| !node.signs);
+    nodes.sort_by_key(|(node, _)| !snapshot.can_sign(node));
     let endpoint = |(_, api): (_, SocketAddr)| Endpoint { host: Host::Ip(api.ip()), port: api.port() };
     let found: Vec<_> = nodes.into_iter().map(endpoint).take(MOST_ENDPOINTS).collect();
     if found.is_empty() {
@@ -208,8 +208,7 @@ pub async fn revoke(registry: &dyn Registry, wanted: &Revoke, now: u64) -> Resul
 
 /// Refuses to revoke the last node that has the authority's key.
 fn keeps_authority(snapshot: &Snapshot, name: &Name) -> Result<(), ApiError> {
-    let signs = |one: &&Announced| one.signs && !snapshot.revoked.0.names_node(&one.node);
-    let mut signers = snapshot.nodes.iter().filter(signs);
+    let mut signers = snapshot.nodes.iter().filter(|one| snapshot.can_sign(one));
     match (signers.next(), signers.next()) {
         (Some(only), None) if only.node == *name => Err(refused(format!(
             "only node {name} has the key of the certificate authority: without it no host can join, and no certificate be renewed"
@@ -303,7 +302,7 @@ fn certificate(snapshot: &Snapshot, record: &IssuedRecord, now: u64) -> Certific
     };
     // The authority itself has no record of this kind.
     let name = facts.identity.name().cloned().unwrap_or_else(|| "authority".parse().expect("a name"));
-    let signs = kind == "node" && snapshot.nodes.iter().any(|one| one.node == name && one.signs);
+    let signs = kind == "node" && snapshot.nodes.iter().any(|one| one.node == name && snapshot.can_sign(one));
     CertificateView {
         kind: kind.into(),
         name,

@@ -44,7 +44,7 @@ pub struct Announced {
     pub trusts: Vec<Fingerprint>,
     /// The address of its API over TLS, if it has one.
     pub api: Option<SocketAddr>,
-    /// It has the key of the authority that signs.
+    /// It has the key of the first of these authorities, which signs.
     pub signs: bool,
 }
 
@@ -219,6 +219,14 @@ impl Snapshot {
     /// [`Unusable::NoAuthority`].
     pub fn signer(&self) -> Result<&CaCertificate, Unusable> {
         self.trusted.first().ok_or(Unusable::NoAuthority)
+    }
+
+    /// Whether a node has said that it has the key of the authority that signs now, and may use it. A node that was down during a
+    /// rotation has said it of the former one.
+    #[must_use]
+    pub fn can_sign(&self, node: &Announced) -> bool {
+        let signer = self.trusted.first().map(CaCertificate::fingerprint);
+        node.signs && node.trusts.first().copied() == signer && !self.revoked.0.names_node(&node.node)
     }
 
     /// The records on which a certificate is decided.

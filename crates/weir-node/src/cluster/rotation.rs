@@ -97,6 +97,7 @@ fn view(authorities: &Authorities, obstacles: &[Obstacle], done: bool) -> Rotati
         other: fingerprints.next(),
         since: since.map(time),
         waits_for: obstacles.iter().map(wait).collect(),
+        trust_former: Vec::new(),
         done,
     }
 }
@@ -148,11 +149,30 @@ pub async fn rotate(
             store.forget_next_authority()?;
         }
         promote(store, next.signer().fingerprint())?;
+        let trust_former = if wanted.finish { trust_former(&snapshot, signer, now) } else { Vec::new() };
         let snapshot = Snapshot::read(registry).await?;
         let Some(seen) = Seen::of(&snapshot, now) else { return Err(busy()) };
-        return Ok(view(&seen.authorities, &seen.obstacles(&seen.authorities, &snapshot, now), true));
+        let waits = seen.obstacles(&seen.authorities, &snapshot, now);
+        return Ok(RotationView { trust_former, ..view(&seen.authorities, &waits, true) });
     }
     Err(busy())
+}
+
+/// The clients with certificates that `signer` has signed before the former authority was removed: their files name both, and
+/// nothing takes the former one out of them.
+fn trust_former(snapshot: &Snapshot, signer: Fingerprint, now: u64) -> Vec<String> {
+    let counts = |one: &&IssuedRecord| {
+        one.ca == signer
+            && now <= one.facts.not_after
+            && snapshot.revoked.0.covering(&one.facts).is_none()
+            && matches!(one.facts.identity, Identity::Client(_))
+    };
+    let issued = snapshot.issued.iter().filter(counts);
+    let mut names: Vec<String> =
+        issued.filter_map(|one| Some(one.facts.identity.name()?.to_string())).collect();
+    names.sort();
+    names.dedup();
+    names
 }
 
 /// What a request comes to.
@@ -173,12 +193,12 @@ fn step(
     is_there: &impl Fn(&str) -> bool,
     now: u64,
 ) -> Result<Step, ApiError> {
-    let Rotate { finish, abandon, force, dry_run } = wanted;
+    let Rotate { finish, abandon, force, dry_run, no_begin } = wanted;
     let wait = |waits| Step { next: None, withdrawn: Vec::new(), waits };
     let to = |next| Step { next: Some(next), withdrawn: Vec::new(), waits: Vec::new() };
     let waits = seen.obstacles(&seen.authorities, snapshot, now);
     match &seen.authorities {
-        Authorities::Settled { .. } if finish || abandon => {
+        Authorities::Settled { .. } if finish || abandon || no_begin => {
             Err(refused("no rotation of the certificate authority is under way")
                 .hint("`weir cluster rotate` begins one"))
         }
@@ -228,7 +248,7 @@ fn step(
                 "certificates of the former authority are in use",
                 &waits,
                 "wait for the nodes, or revoke those that will not come back; make new certificates for the clients (`weir cluster \
-                 client`), or revoke them; --force does not wait for clients and for nodes that are down",
+                 client`); --force does not wait for clients and for nodes that are down",
             )),
         },
         Authorities::Renewing { .. } => Ok(wait(waits)),
@@ -282,12 +302,7 @@ fn held_back(message: &str, waits: &[Obstacle], hint: &str) -> ApiError {
 
 /// The key of the authority that follows must be here: it was made on one node.
 fn has_next(store: &Store, next: &CaCertificate) -> Result<(), ApiError> {
-    let found = match store.next_authority() {
-        Ok(found) => Some(found.certificate().fingerprint()),
-        Err(StoreError::Missing { .. }) => None,
-        Err(error) => return Err(error.into()),
-    };
-    if found == Some(next.fingerprint()) {
+    if is_next_here(store, next)? {
         return Ok(());
     }
     let message = format!(
@@ -299,9 +314,17 @@ fn has_next(store: &Store, next: &CaCertificate) -> Result<(), ApiError> {
         .hint("run the command on the node where the rotation began; --abandon takes it back"))
 }
 
+fn is_next_here(store: &Store, next: &CaCertificate) -> Result<bool, StoreError> {
+    match store.next_authority() {
+        Ok(found) => Ok(found.certificate().fingerprint() == next.fingerprint()),
+        Err(StoreError::Missing { .. }) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// This node cannot sign; says who can.
 pub(crate) fn no_key(snapshot: &Snapshot) -> ApiError {
-    let signers: Vec<_> = snapshot.nodes.iter().filter(|one| one.signs).collect();
+    let signers: Vec<_> = snapshot.nodes.iter().filter(|one| snapshot.can_sign(one)).collect();
     let error = refused("this node does not have the key of the certificate authority");
     let names: Vec<String> = signers.iter().map(|one| one.node.to_string()).collect();
     let error = match signers.iter().find_map(|one| Some((&one.node, one.api?))) {
@@ -414,8 +437,8 @@ async fn advance(registry: &dyn Registry, store: &Store, now: u64) -> Result<Adv
     promote(store, seen.authorities.signer().fingerprint())?;
     let settled = Advanced { settled_at: Some(snapshot.revision), signs: None };
     let Authorities::Introducing { next, .. } = &seen.authorities else { return Ok(settled) };
-    // The node that has the key goes on.
-    if has_next(store, next.certificate()).is_err() {
+    // The node that has the key goes on. A key that cannot be read is no other node's.
+    if !is_next_here(store, next.certificate())? {
         return Ok(settled);
     }
     let Ok(renewing) = seen.authorities.renew(&seen.members, &seen.tokens, now) else {

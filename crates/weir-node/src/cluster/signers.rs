@@ -23,7 +23,7 @@ pub async fn ask(
     let failed = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Failed, error.to_string());
     let signer: Fingerprint = snapshot.signer()?.fingerprint();
     let (mut silent, mut refused) = (Vec::new(), None);
-    for other in snapshot.nodes.iter().filter(|one| one.signs && one.node != *identity.name()) {
+    for other in snapshot.nodes.iter().filter(|one| snapshot.can_sign(one) && one.node != *identity.name()) {
         let Some(api) = other.api else { continue };
         let tls = identity.api_client(&other.node).map_err(|error| failed(&error))?;
         let endpoint = Endpoint { host: Host::Ip(api.ip()), port: api.port() };

@@ -104,6 +104,9 @@ pub struct Rotate {
     /// Only say what would be waited for.
     #[serde(default)]
     pub dry_run: bool,
+    /// Go on with the rotation that is under way; begin none.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_begin: bool,
 }
 
 /// The rotation of the cluster's authority.
@@ -121,11 +124,28 @@ pub struct RotationView {
     pub since: Option<String>,
     /// Who holds back the next step.
     pub waits_for: Vec<WaitView>,
+    /// After the former authority was removed: the clients whose files, made during the rotation, trust it for ever.
+    #[serde(default)]
+    pub trust_former: Vec<String>,
     /// False for a dry run.
     pub done: bool,
 }
 
 impl RotationView {
+    /// A cluster with this authority alone.
+    #[must_use]
+    pub fn settled(authority: String) -> RotationView {
+        RotationView {
+            phase: RotationView::SETTLED.into(),
+            authority,
+            other: None,
+            since: None,
+            waits_for: Vec::new(),
+            trust_former: Vec::new(),
+            done: true,
+        }
+    }
+
     /// The phase of a cluster with one authority.
     pub const SETTLED: &str = "settled";
     /// The phase in which the new authority signs nothing yet.

@@ -101,7 +101,8 @@ pub enum ClusterCommand {
     /// as every one trusts it, it signs, and each node renews its certificate at once. Nodes show clients their former certificates
     /// until --finish removes the former authority. Before that, make new certificates for clients: `weir cluster client` with
     /// another directory. `weir cluster list` shows who is left. An unused token names only the former authority: the rotation waits
-    /// until it has expired or is withdrawn. Run it again after an interruption: it goes on. Back up the directory of keys afterwards.
+    /// until it has expired or is withdrawn. Run it again after an interruption: it goes on. Back up the directory of keys as soon as the
+    /// new authority signs.
     Rotate {
         /// Remove the former authority. Refuses while a node, or a client's certificate that has not ended, depends on it.
         #[arg(long, conflicts_with = "abandon")]

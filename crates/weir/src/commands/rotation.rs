@@ -5,9 +5,9 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_node::api::ApiErrorKind;
 use weir_node::client::Client;
-use weir_node::cluster::views::{Rotate, RotationView, WaitView};
+use weir_node::cluster::views::{ClusterView, Rotate, RotationView, WaitView};
 
-use crate::failure::Failure;
+use crate::failure::{Failure, FailureKind};
 use crate::output::{list, note};
 
 /// Pause between two looks at the progress.
@@ -18,6 +18,12 @@ const STUCK: Duration = Duration::from_secs(30);
 
 /// As [`STUCK`], where an operator leaves nodes behind: those are not waited for.
 const STUCK_BY_FORCE: Duration = Duration::from_secs(5);
+
+/// The former copy has no key that signs.
+const BACK_UP: &str = "the directory of keys now: the new key is in it, and on no other host";
+
+/// What removing the former authority does not reach.
+const TRUST_FORMER: &str = "these clients' files, made during the rotation, still trust the former authority; needed if its key was stolen";
 
 /// Takes the step, and waits until the nodes that run have followed.
 pub fn run(client: &Client, rotate: Rotate, no_wait: bool) -> Result<RotationView, Failure> {
@@ -34,18 +40,27 @@ pub fn run(client: &Client, rotate: Rotate, no_wait: bool) -> Result<RotationVie
             progress = (Nanos::now(), line);
         }
         if Nanos::now() - progress.0 >= stuck {
-            note("it goes on by itself when it can; `weir cluster list` shows who is left");
-            break;
+            // The new authority signs, and whom the operator leaves behind is not waited for.
+            if rotate.force && view.phase == RotationView::RENEWING {
+                break;
+            }
+            let message = format!("no progress for {} s ({})", stuck.as_secs(), progress.1);
+            return Err(Failure::new(FailureKind::Refused, message)
+                .hint("it goes on by itself when it can; `weir cluster list` shows who is left"));
         }
         std::thread::sleep(LOOK_AGAIN);
         view = match client.cluster() {
             // The asked node itself may have been busy; the next look tells.
             Err(error) if error.kind == ApiErrorKind::Unavailable => view,
-            Ok(cluster) => cluster.rotation.unwrap_or(view),
+            // Ended or taken back meanwhile.
+            Ok(ClusterView { rotation: None, authorities, .. }) => {
+                RotationView::settled(authorities.into_iter().next().unwrap_or_default())
+            }
+            Ok(ClusterView { rotation: Some(rotation), .. }) => rotation,
             Err(error) => return Err(error.into()),
         };
         if rotate.force && view.phase == RotationView::INTRODUCING {
-            view = match client.rotate(&rotate) {
+            view = match client.rotate(&Rotate { no_begin: true, ..rotate }) {
                 // A node that runs has not followed yet.
                 Err(error) if error.kind == ApiErrorKind::Refused => view,
                 taken => taken?,
@@ -79,7 +94,7 @@ fn progress_of(view: &RotationView) -> String {
 
 /// For people.
 pub fn text(view: &RotationView) -> String {
-    let RotationView { phase, authority, other, since, waits_for, done } = view;
+    let RotationView { phase, authority, other, since, waits_for, trust_former, done } = view;
     let wait = |one: &WaitView| {
         let until = one.ends.as_ref().map_or_else(String::new, |ends| format!(", until {ends}"));
         format!("{} {}: {}{until}", one.kind, one.name, one.reason)
@@ -97,6 +112,11 @@ pub fn text(view: &RotationView) -> String {
         }
         _ => "",
     };
+    let make_again = match trust_former.is_empty() {
+        true => String::new(),
+        false => format!("{}: {TRUST_FORMER}", trust_former.join(", ")),
+    };
+    let back_up = if phase == RotationView::RENEWING && *done { BACK_UP } else { "" };
     list(&[
         ("phase", phase.clone()),
         ("authority", authority.clone()),
@@ -104,5 +124,7 @@ pub fn text(view: &RotationView) -> String {
         ("since", since.clone().unwrap_or_default()),
         (if *done { "waits for" } else { "would wait for" }, waits.join("; ")),
         ("next step", next.to_owned()),
+        ("back up", back_up.to_owned()),
+        ("make again", make_again),
     ])
 }

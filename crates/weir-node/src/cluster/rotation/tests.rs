@@ -81,7 +81,7 @@ impl Cluster {
     }
 }
 
-const BEGIN: Rotate = Rotate { finish: false, abandon: false, force: false, dry_run: false };
+const BEGIN: Rotate = Rotate { finish: false, abandon: false, force: false, dry_run: false, no_begin: false };
 const FINISH: Rotate = Rotate { finish: true, ..BEGIN };
 const FORCE: Rotate = Rotate { force: true, ..BEGIN };
 const ABANDON: Rotate = Rotate { abandon: true, ..BEGIN };
@@ -162,6 +162,53 @@ async fn the_new_authority_signs_when_everyone_can_believe_it() {
     let certificates = crate::cluster::changes::list(&cluster.registry, NOW).await.unwrap().certificates;
     assert!(certificates.iter().all(|one| one.state == "its authority was removed"), "{certificates:?}");
     assert_eq!(waits(&cluster.rotate(BEGIN, &[]).await.unwrap()), Vec::<String>::new());
+}
+
+/// A node that was down during a rotation has the former key, and says still that it signs.
+#[tokio::test]
+async fn the_last_node_that_signs_now_is_not_revoked() {
+    let cluster = Cluster::new().await;
+    cluster.joins("n1").await;
+    let node: Name = "n2".parse().unwrap();
+    let trusts = cluster.snapshot().await.trusted().iter().map(CaCertificate::fingerprint).collect();
+    let stale = Announced { node: node.clone(), trusts, api: None, signs: true };
+    cluster.put(stale.put(announced(&node))).await;
+    let snapshot = cluster.snapshot().await;
+    assert!(snapshot.nodes.iter().all(|one| snapshot.can_sign(one)));
+    cluster.rotate(BEGIN, &["n1"]).await.unwrap();
+    cluster.announces("n1").await;
+    assert!(cluster.advance().await.is_some());
+    cluster.announces("n1").await;
+    let revoke = crate::cluster::views::Revoke {
+        name: "n1".parse().unwrap(),
+        client: false,
+        reason: String::new(),
+        dry_run: false,
+        lose_authority: false,
+    };
+    let refused = crate::cluster::changes::revoke(&cluster.registry, &revoke, NOW).await.unwrap_err();
+    assert!(refused.message.contains("only node n1 has the key"), "{refused}");
+    let no_key = no_key(&cluster.snapshot().await);
+    assert!(no_key.hint.contains("n1") && !no_key.hint.contains("n2"), "{no_key:?}");
+}
+
+/// Files that were made meanwhile name both authorities for ever.
+#[tokio::test]
+async fn the_end_names_the_clients_whose_files_trust_the_former_authority() {
+    let cluster = Cluster::new().await;
+    cluster.rotate(BEGIN, &["n1"]).await.unwrap();
+    cluster.announces("n1").await;
+    assert!(cluster.advance().await.is_some());
+    let key = Key::generate().unwrap().public();
+    let grant = weir_identity::Grant::Exports(["d".parse().unwrap()].into());
+    let authority = cluster.store.authority().unwrap();
+    let issued = authority.issue_client(&"guest".parse().unwrap(), &grant, &key, NOW, 3600).unwrap();
+    cluster.put(put(RecordId::Issued(issued.record.facts.serial), issued.record)).await;
+    let end = cluster.rotate(Rotate { force: true, ..FINISH }, &[]).await.unwrap();
+    assert_eq!((&*end.phase, end.trust_former), (RotationView::SETTLED, vec!["guest".to_owned()]));
+    let refused = cluster.rotate(Rotate { no_begin: true, ..FORCE }, &["n1"]).await.unwrap_err();
+    assert!(refused.message.contains("no rotation"), "{refused}");
+    assert!(cluster.advance().await.is_none() && cluster.snapshot().await.trusted().len() == 1);
 }
 
 /// With the key of a former authority, or without any, a node takes no step.
