@@ -20,13 +20,11 @@ fn promises_and_rules_hold_while_nodes_are_isolated_and_drained() {
     assert!(counts.takeovers > SEEDS && counts.answers > 300 * SEEDS, "too quiet: {counts:?}");
 }
 
-/// Seeds in which checks once took the lag of a node's view for a broken rule.
+/// A seed in which a check once took the lag of a node's view for a broken rule.
 #[test]
 fn a_node_may_decide_by_a_view_that_stands_still() {
     // A request for a new list waited for a lost answer: the node placed a guard on a node that had been drained meanwhile.
-    for seed in [44_234] {
-        assert_eq!(run_states(seed, None, false).violation, None, "seed {seed}");
-    }
+    assert_eq!(run_states(44_234, None, false).violation, None);
 }
 
 #[test]

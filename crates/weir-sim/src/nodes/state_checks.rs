@@ -9,7 +9,7 @@ use weir_cluster::records::{DiskRecord, NodeRef, NodeStateRecord, NodeStatesReco
 use weir_cluster::right::GrantSet;
 
 use super::registry::PATIENCE;
-use super::states::DEAFENING;
+use super::states::{DEAFENING, is_barred};
 use super::{Cluster, Who};
 use crate::atlas::Fault;
 use crate::scale::{name, node_of};
@@ -246,10 +246,6 @@ impl Cluster {
         let counted = known.is_some_and(|since| since + FILLED < self.world.now());
         (counted && !is_slow).then(|| format!("removal: {removed} is removed, and the disk counts on it"))
     }
-}
-
-pub fn is_barred(node: Option<&NodeStateRecord>) -> bool {
-    node.is_some_and(|node| node.drain.is_some() || node.quarantine.is_some())
 }
 
 /// The broken rule of two consecutive records, if any.

@@ -10,7 +10,6 @@ use weir_cluster::records::{DiskRecord, NodeStateRecord, NodeStatesRecord, Polic
 use weir_node::control::rights::key;
 
 use super::machine::Order;
-use super::state_checks::is_barred;
 use super::{Cluster, Task};
 use crate::atlas::Fault;
 use crate::scale::{CALM, NODES, name, node_of};
@@ -260,4 +259,8 @@ impl Cluster {
         let (name, node) = states.record.nodes.iter().find(|(name, node)| open(name, node))?;
         Some(format!("the state of {name} is {node:?}"))
     }
+}
+
+pub fn is_barred(node: Option<&NodeStateRecord>) -> bool {
+    node.is_some_and(|node| node.drain.is_some() || node.quarantine.is_some())
 }
