@@ -224,6 +224,8 @@ async fn only_the_node_with_the_key_rotates() {
     assert!(error.message.contains("the key of the new certificate authority"), "{error}");
     assert_eq!(advance(&cluster.registry, &other, NOW).await.unwrap().signs, None);
     assert!(cluster.advance().await.is_some());
+    // A node says that it signs when it has heard of the step.
+    cluster.announces("n1").await;
     assert!(admission::authority(&other, &cluster.snapshot().await).unwrap().is_none());
     let error = at(&other).await.unwrap_err();
     assert!(error.message.contains("does not have the key") && error.hint.contains("n1"), "{error:?}");
