@@ -2,8 +2,6 @@
 //! replaced, takes I/O as before, and is gone when the disk is closed. Looked at beside the I/O, every two seconds.
 
 use std::collections::BTreeMap;
-use std::io::ErrorKind;
-use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +9,7 @@ use weir_volume::FileIdentity;
 
 use crate::control::Node;
 use crate::control::node::Here;
+use crate::file_fault::fault;
 
 /// Pause between two looks.
 const LOOK: Duration = Duration::from_secs(2);
@@ -68,21 +67,6 @@ type Looked = (String, FileIdentity, Option<String>);
 fn with_fault((disk, file): (String, FileIdentity)) -> Looked {
     let fault = fault(&file);
     (disk, file, fault)
-}
-
-fn fault(file: &FileIdentity) -> Option<String> {
-    let path = file.path.display();
-    match std::fs::symlink_metadata(&file.path) {
-        Ok(there) if (there.dev(), there.ino()) == (file.device, file.inode) => None,
-        Ok(_) => Some(format!(
-            "{path} is not its backing file any more, another file is there; what is written is lost when the disk is closed"
-        )),
-        Err(error) if error.kind() == ErrorKind::NotFound => Some(format!(
-            "its backing file {path} was deleted or moved; what is written is lost when the disk is closed"
-        )),
-        // Nothing is known.
-        Err(_) => None,
-    }
 }
 
 #[cfg(test)]

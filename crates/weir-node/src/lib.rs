@@ -23,6 +23,7 @@ pub mod config;
 pub mod control;
 mod error;
 pub mod exports;
+mod file_fault;
 mod gate;
 pub mod http;
 mod https;

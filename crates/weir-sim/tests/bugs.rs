@@ -8,15 +8,15 @@ const SEEDS: u64 = 200;
 
 /// Rare bugs, each with a seed that finds it; `weir-sim bugs` finds others when the faults have changed.
 const RARE: [(Bug, u64); 12] = [
-    (Bug::IgnoreCopyEpoch, 456),
+    (Bug::IgnoreCopyEpoch, 561),
     (Bug::ForgetBypassed, 8489),
     (Bug::ForgetFormer, 1343),
-    (Bug::DestageInheritedInParts, 8010),
-    (Bug::DestageBesideBypass, 1743),
+    (Bug::DestageInheritedInParts, 1641),
+    (Bug::DestageBesideBypass, 2547),
     (Bug::KeepUninherited, 1635),
-    (Bug::KeepForeignLog, 3105),
+    (Bug::KeepForeignLog, 8475),
     (Bug::ForgetRewind, 898),
-    (Bug::KeepPinned, 377),
+    (Bug::KeepPinned, 384),
     (Bug::OpenWhileFenced, 1750),
     (Bug::SkipSeal, 3165),
     (Bug::SkipFreedPart, 1065),

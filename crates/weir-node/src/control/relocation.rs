@@ -89,8 +89,11 @@ fn wanted(node: &Node) -> Vec<Step> {
     let steps = plan(node, me).moves.into_iter().filter_map(|moved| {
         // A guest that migrates has named the node for its disk.
         let follower = disks.get(&moved.disk).and_then(|disk| disk.follower.clone());
-        let follower = follower.filter(|follower| !barred.contains(&follower.node));
-        let to = follower.or_else(|| live.get(&moved.to).map(|record| record.node_ref()))?;
+        if let Some(to) = follower.filter(|follower| !barred.contains(&follower.node)) {
+            // It stays with its guest when the drain ends.
+            return Some(Step { disk: moved.disk, to, why: Why::Followed });
+        }
+        let to = live.get(&moved.to)?.node_ref();
         Some(Step { disk: moved.disk, to, why })
     });
     steps.collect()

@@ -302,12 +302,6 @@ impl Operations {
             let disk = self.disk(name).await?;
             return Ok(Moved { from: Some(to.node.clone()), to: to.node, dirty_bytes: 0, disk });
         }
-        if let Some(fault) = self.backings.fault_of(name) {
-            let message = format!("disk {name} stays on this node: {fault}");
-            return Err(ApiError::new(ApiErrorKind::Refused, message).hint(
-                "the data can still be read through its export: put the file back, or copy the data elsewhere first",
-            ));
-        }
         let dirty_bytes = match &from {
             Some(from) if *from == self.me() && to != *from => {
                 let why =

@@ -11,6 +11,7 @@ use weir_cluster::right::Event;
 use super::{DiskTask, RETRY, Why, sleep_until, taken};
 use crate::control::decide::{Local, is_live};
 use crate::error::{ApiError, ApiErrorKind};
+use crate::file_fault::fault;
 use crate::shard::messages::Command;
 
 /// Longest time for the successor to get its copy of the log.
@@ -28,7 +29,10 @@ impl DiskTask {
         let record = self.owned()?;
         self.check_takes_disks(&to.node)?;
         self.check_follows(&record, to, why)?;
+        self.check_file().await?;
         if !has_copies(&record) {
+            // Closing it would be for as long as the registry is away (P12).
+            self.check_registry().await?;
             // No node holds a copy of the log for the successor: it has to start from the backing.
             self.release_with(|record, me, epoch, dirty| {
                 let home = why.home(record.home.clone(), &me.node);
@@ -58,6 +62,34 @@ impl DiskTask {
         let message =
             format!("disk {} stays on {}: {} does not follow it any more", self.name, self.me.node, to.node);
         Err(ApiError::new(ApiErrorKind::Refused, message))
+    }
+
+    async fn check_registry(&mut self) -> Result<(), ApiError> {
+        if self.refresh(ANSWER).await {
+            return Ok(());
+        }
+        let message = format!("disk {} stays where it is: the registry does not answer", self.name);
+        Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again when it does"))
+    }
+
+    /// A backing file that was deleted or replaced exists only as long as this node has it open. Whoever moves the disk, an
+    /// operator or a drain: the file would be lost with it.
+    async fn check_file(&mut self) -> Result<(), ApiError> {
+        let Some(file) = self.node.here.files().remove(&self.name) else { return Ok(()) };
+        let look = tokio::task::spawn_blocking(move || fault(&file));
+        let unknown = match self.meanwhile(weir_task::timeout(ANSWER, look)).await? {
+            Ok(Ok(None)) => return Ok(()),
+            Ok(Ok(Some(fault))) => {
+                let message = format!("disk {} stays on this node: {fault}", self.name);
+                return Err(ApiError::new(ApiErrorKind::Refused, message).hint(
+                    "the data can still be read through its export: put the file back, or copy the data elsewhere first",
+                ));
+            }
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => format!("the storage has not answered for {} s", ANSWER.as_secs()),
+        };
+        let message = format!("disk {} stays on this node: {unknown}", self.name);
+        Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again when the storage answers"))
     }
 
     /// Lets clients on `to` use the disk from now on, and prepares that node for their first write. `None`: no node any more.
@@ -207,10 +239,7 @@ impl DiskTask {
         let dirty = own.map_or(0, |status| status.dirty_bytes);
         let me = self.me.clone();
         // A registry that does not answer would keep the disk from being served for as long as that lasts (P12).
-        if !self.refresh(ANSWER).await {
-            let message = format!("disk {} stays where it is: the registry does not answer", self.name);
-            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again when it does"));
-        }
+        self.check_registry().await?;
         self.hold_clients().await?;
         // From the moment that the change is sent, the successor may own the disk without our hearing of it (P2).
         self.node.rights.step(&self.name, Event::HandingOver);
