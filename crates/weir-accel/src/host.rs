@@ -313,7 +313,7 @@ impl Session {
     fn turn_away(&mut self, reactor: &mut Reactor, epoch: u64) {
         let refuse = Refuse { epoch: epoch.into() };
         self.channel.queue(MessageKind::Refuse as u16, refuse.as_bytes(), &[]);
-        // Whoever does not read it learns it from the registry.
+        // A former owner that does not read it learns it from the registry.
         let _ = self.channel.flush(reactor);
         self.channel.close(reactor);
     }

@@ -82,7 +82,7 @@ pub struct HeldBack {
 }
 
 impl HeldBack {
-    /// What has come on top since `before`. Counters of a disk that was opened anew in between have begun at zero.
+    /// The difference since `before`. Counters of a disk that was opened anew in between have begun at zero.
     #[must_use]
     pub fn since(self, before: HeldBack) -> HeldBack {
         if self.requests < before.requests {

@@ -42,7 +42,7 @@ pub trait Export {
     /// Sets or removes the highest rate at which clients are served.
     fn set_rate(&mut self, rate: Option<Rate>, now: Nanos);
 
-    /// What that has delayed.
+    /// The requests that the rate has delayed, and for how long.
     fn delays(&self) -> Delays;
 
     /// Begins to hold the clients, because the disk is about to move to another node: answers all received requests and keeps the

@@ -27,7 +27,7 @@ pub struct Delays {
     pub waiting: usize,
 }
 
-/// What has passed under a [`Rate`], and what may pass.
+/// The state of a [`Rate`]: the requests and bytes that may pass now.
 ///
 /// In any time, at most `rate × time + burst` passes, or one request that is larger than the burst. No more than that is ever kept
 /// back: if requests always wait, the rate is reached.

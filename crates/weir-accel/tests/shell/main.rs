@@ -683,7 +683,7 @@ fn who_does_not_take_answers_is_not_listened_to() {
 struct Caller {
     stream: UnixStream,
     frames: u64,
-    /// What it has received.
+    /// All bytes received so far.
     heard: Vec<u8>,
 }
 

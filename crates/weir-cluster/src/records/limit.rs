@@ -44,7 +44,7 @@ impl Limit {
     /// The longest burst: an hour.
     pub const LONGEST_BURST_MS: u64 = 3_600_000;
 
-    /// What is wrong with the limit, if anything is.
+    /// The reason why the limit contradicts itself, if it does.
     #[must_use]
     pub fn contradiction(self) -> Option<String> {
         let Limit { iops, bytes_per_second, burst_ms } = self;
