@@ -159,7 +159,8 @@ pub fn list(pairs: &[(&str, String)]) -> String {
 }
 
 fn list_within(width: Option<usize>, pairs: &[(&str, String)]) -> String {
-    let keys = pairs.iter().map(|(key, _)| key.len()).max().unwrap_or(0);
+    let shown = || pairs.iter().filter(|(_, value)| !value.is_empty());
+    let keys = shown().map(|(key, _)| key.len()).max().unwrap_or(0);
     let line = |key: &str, value: &str| {
         let key = format!("{key:keys$}{:GAP$}", "");
         match width {
@@ -167,8 +168,7 @@ fn list_within(width: Option<usize>, pairs: &[(&str, String)]) -> String {
             None => format!("{key}{value}"),
         }
     };
-    let lines = pairs.iter().filter(|(_, value)| !value.is_empty());
-    lines.map(|(key, value)| line(key, value)).collect::<Vec<_>>().join("\n")
+    shown().map(|(key, value)| line(key, value)).collect::<Vec<_>>().join("\n")
 }
 
 #[cfg(test)]
@@ -198,8 +198,11 @@ mod tests {
 
     #[test]
     fn values_are_wrapped_under_each_other() {
-        let pairs =
-            [("disk", "db".to_owned()), ("reason", "a b c d e f".to_owned()), ("none", String::new())];
+        let pairs = [
+            ("disk", "db".to_owned()),
+            ("reason", "a b c d e f".to_owned()),
+            ("without a value", String::new()),
+        ];
         assert_eq!(list_within(None, &pairs), "disk    db\nreason  a b c d e f");
         assert_eq!(list_within(Some(13), &pairs), "disk    db\nreason  a b c\n        d e f");
         let pairs = [("k", "a longer-than-that b".to_owned())];
