@@ -13,7 +13,8 @@ pub const LEGEND: &str = "\
 IOPS: median of n rounds; range: lowest to highest, `!` where they differ by more than 1.5.
 srv, drv: processors in use by the server and by the driver. steal: processor time that the
 hypervisor gave to others. n: rounds; those behind `+` were added because the others differed.
-target: the ratio that is aimed at, `!` where it is missed.";
+target: the ratio that is aimed at; at most: the upper bound of a figure; `!` where missed.
+A figure that one row adds to another is a difference of medians: noise can make it negative.";
 
 /// Every cell with its rows, its neighbours' figures, its comparisons and its bounds.
 pub fn of_cells(cells: &[Cell], comparisons: &[Comparison], bounds: &[Bound]) -> String {
