@@ -2,6 +2,7 @@
 //! because a busy machine makes it slower.
 
 use std::num::NonZeroU64;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use weir_block::Nanos;
@@ -138,6 +139,32 @@ fn a_limit_is_changed_and_ends_while_requests_wait() {
     }
     assert!(Nanos::now() - start < Duration::from_secs(5));
     server.wait_until("nobody waits", |state| state.delays.waiting == 0 && state.connections == 19);
+}
+
+/// Requests that have passed the limit and wait for room at the layer were charged once, and do not wait for the limit again.
+#[test]
+fn what_has_passed_the_limit_and_waits_for_room_does_not_wait_for_the_limit_again() {
+    let server = limited(iops(20, 1));
+    server.knobs().room.store(1, Ordering::Relaxed);
+    server.knobs().frozen.store(true, Ordering::Relaxed);
+    let mut clients: Vec<RawClient> = (0..20)
+        .map(|_| {
+            let mut client = RawClient::enter(server.socket(), "disk", true);
+            client.send(&reads(1, 4096));
+            client
+        })
+        .collect();
+    // The last of them passes the limit after 19 / 20 s, and only the first has room.
+    std::thread::sleep(Duration::from_millis(1200));
+    server.knobs().room.store(0, Ordering::Relaxed);
+    server.knobs().frozen.store(false, Ordering::Relaxed);
+    server.nudge();
+    let start = Nanos::now();
+    clients.iter_mut().for_each(|client| assert_eq!(client.answer(0).error, 0));
+    let took = Nanos::now() - start;
+    assert!(took < Duration::from_millis(500), "{took:?}: they have waited for the limit already");
+    let took = answered(&mut clients[0], &reads(1, 4096), 1);
+    assert!(took < Duration::from_millis(500), "{took:?}: they were charged twice");
 }
 
 /// Whatever the limit: a queue that is left would end in errors, which QEMU passes on to its guest (P9).

@@ -435,36 +435,45 @@ impl Connection {
             (self.held, self.lacks_memory) = (Some(need), true);
             return Err(Stop::Held);
         };
-        self.count_in(need, turn);
+        self.take(need);
         Ok(buffer)
     }
 
     /// The next request goes on, or waits.
     pub(super) fn admit(&mut self, need: Need, turn: &mut Turn<'_>) -> Result<(), Stop> {
         self.check(need, turn)?;
-        self.count_in(need, turn);
+        self.take(need);
         Ok(())
     }
 
-    /// The request counts against the disk's limit.
-    fn count_in(&mut self, need: Need, turn: &mut Turn<'_>) {
-        if let Some(bytes) = need.counts {
-            turn.gate.pass(turn.index, bytes, turn.now);
-        }
+    /// The request goes on; the next one that counts has not passed the limit.
+    fn take(&mut self, need: Need) {
+        self.passed &= need.counts.is_none();
     }
 
-    /// Whether the next request may go on; if not, remembers what it needs (P10).
-    fn check(&mut self, need: Need, turn: &mut Turn<'_>) -> Result<(), Stop> {
-        // First, so that nobody waits for memory or a place behind a request that may not have them yet. While the disk closes or is
-        // about to move, its clients' queues are served at once: what is left of them would end in errors or in doubt (P9).
-        if let Some(bytes) = need.counts
-            && self.state == State::Open
-            && !turn.gate.admits(turn.index, bytes, turn.now)
-        {
+    /// The request passes the disk's limit, or waits for it. It passes and is charged once: if it waits for room afterwards, it keeps
+    /// its place there.
+    fn pass_limit(&mut self, need: Need, turn: &mut Turn<'_>) -> Result<(), Stop> {
+        let Some(bytes) = need.counts else { return Ok(()) };
+        if self.passed {
+            return Ok(());
+        }
+        // While the disk closes or is about to move, its clients' queues are served at once: what is left of them would end in errors
+        // or in doubt (P9).
+        if self.state == State::Open && !turn.gate.admits(turn.index, bytes, turn.now) {
             turn.gate.line_up(turn.index, bytes, turn.now);
             self.held = Some(need);
             return Err(Stop::Limited);
         }
+        turn.gate.pass(turn.index, bytes, turn.now);
+        self.passed = true;
+        Ok(())
+    }
+
+    /// Whether the next request may go on; if not, remembers what it needs (P10).
+    fn check(&mut self, need: Need, turn: &mut Turn<'_>) -> Result<(), Stop> {
+        // First, so that nobody waits for memory or a place behind a request that may not have them yet.
+        self.pass_limit(need, turn)?;
         if need.parts_of_blocks {
             turn.edges.line_up(turn.index);
         }

@@ -254,6 +254,8 @@ pub(super) struct Connection {
     held: Option<Need>,
     /// `held` waits for buffers and nothing else.
     lacks_memory: bool,
+    /// The next request that counts against the disk's limit has passed it, and waits for room.
+    passed: bool,
     /// The server ends the connection: half-close it first ([`State::Parting`]).
     takes_leave: bool,
     /// The client has exceeded its limit of requests in flight while its replies were kept.
@@ -301,6 +303,7 @@ impl Connection {
             large_writes: false,
             held: None,
             lacks_memory: false,
+            passed: false,
             takes_leave: false,
             has_crowded: false,
             memory: 0,
@@ -537,7 +540,7 @@ impl Connection {
             return false;
         }
         self.state = State::Refusing;
-        (self.readable, self.held) = (true, None);
+        (self.readable, self.held, self.passed) = (true, None, false);
         let rest = self.rest.take();
         if let Some(Rest { whole, .. }) = rest {
             self.skip += self.unsent(rest);
