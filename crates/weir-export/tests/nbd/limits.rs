@@ -186,6 +186,20 @@ fn a_disk_that_closes_or_moves_answers_what_waits_for_its_limit() {
     }
 }
 
+/// What is served while the limit rests is no debt: a disk that stays goes on at its rate.
+#[test]
+fn a_move_that_fails_leaves_no_debt() {
+    let server = limited(iops(10, 1));
+    let mut client = RawClient::enter(server.socket(), "disk", true);
+    client.send(&reads(100, 512));
+    server.wait_until("it waits", |state| state.delays.waiting == 1);
+    server.hold_all();
+    server.resume();
+    (0..100).for_each(|_| assert_eq!(client.answer(0).error, 0));
+    let took = answered(&mut client, &reads(2, 512), 2);
+    assert!(took < Duration::from_secs(2), "{took:?}: 100 requests at 10 in a second are 10 s");
+}
+
 /// Clients that wait for their disk's limit hold none of the shard's memory, and another disk does not notice them.
 #[test]
 fn what_waits_holds_nothing_of_the_shard() {

@@ -459,13 +459,15 @@ impl Connection {
             return Ok(());
         }
         // While the disk closes or is about to move, its clients' queues are served at once: what is left of them would end in errors
-        // or in doubt (P9).
-        if self.state == State::Open && !turn.gate.admits(turn.index, bytes, turn.now) {
-            turn.gate.line_up(turn.index, bytes, turn.now);
-            self.held = Some(need);
-            return Err(Stop::Limited);
+        // or in doubt (P9). They are not charged: a disk that stays after all would pay for them with its silence.
+        if self.state == State::Open {
+            if !turn.gate.admits(turn.index, bytes, turn.now) {
+                turn.gate.line_up(turn.index, bytes, turn.now);
+                self.held = Some(need);
+                return Err(Stop::Limited);
+            }
+            turn.gate.pass(turn.index, bytes, turn.now);
         }
-        turn.gate.pass(turn.index, bytes, turn.now);
         self.passed = true;
         Ok(())
     }
