@@ -21,7 +21,8 @@ pub struct Rate {
 pub struct Delays {
     /// The number of requests that have waited.
     pub requests: u64,
-    /// The sum of their waits.
+    /// The sum of their waits: of each from the time at which it was received, less what it has waited for anything else. What a
+    /// client has sent and the kernel's socket still has is not received.
     pub waited: Duration,
     /// The number of connections whose next request waits.
     pub waiting: usize,

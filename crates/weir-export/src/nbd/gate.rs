@@ -17,7 +17,6 @@ use crate::limit::{Delays, Limiter, Rate};
 struct Waiting {
     who: u32,
     bytes: u64,
-    since: Nanos,
 }
 
 /// The limit of one disk.
@@ -50,18 +49,21 @@ impl Gate {
     pub fn pass(&mut self, who: u32, bytes: u64, now: Nanos) {
         let Some(limiter) = &mut self.limiter else { return };
         limiter.pass(now, bytes);
-        if let Some(called) = self.called.take_if(|called| called.who == who) {
-            self.delayed.0 += 1;
-            self.delayed.1 += now - called.since;
-        }
+        self.called.take_if(|called| called.who == who);
+    }
+
+    /// A request has waited, also one that passes because the limit has ended or rests.
+    pub fn count(&mut self, wait: Duration) {
+        self.delayed.0 += 1;
+        self.delayed.1 += wait;
     }
 
     /// A connection waits with a request of so many bytes.
-    pub fn line_up(&mut self, who: u32, bytes: u64, now: Nanos) {
+    pub fn line_up(&mut self, who: u32, bytes: u64) {
         match self.called.take_if(|called| called.who == who) {
             // Its request is another one than that with which it lined up, and larger: it has waited all the same.
-            Some(called) => self.line.push_front(Waiting { bytes, ..called }),
-            None => self.line.push_back(Waiting { who, bytes, since: now }),
+            Some(_) => self.line.push_front(Waiting { who, bytes }),
+            None => self.line.push_back(Waiting { who, bytes }),
         }
     }
 
@@ -132,8 +134,8 @@ mod tests {
         assert!(gate.admits(1, 0, Nanos(0)));
         gate.pass(1, 0, Nanos(0));
         assert!(!gate.admits(1, 0, Nanos(0)));
-        gate.line_up(1, 0, Nanos(0));
-        gate.line_up(2, 0, Nanos(0));
+        gate.line_up(1, 0);
+        gate.line_up(2, 0);
         assert_eq!((gate.deadline(Nanos(0)), gate.call(Nanos(MS - 1))), (Nanos(MS), None));
         assert!(!gate.admits(3, 0, Nanos(9 * MS)), "others are in line");
         for (at, expected) in [(MS, 1), (2 * MS, 2), (3 * MS, 1), (4 * MS, 2)] {
@@ -142,19 +144,18 @@ mod tests {
             assert!(gate.admits(expected, 0, now));
             gate.pass(expected, 0, now);
             assert!(!gate.admits(expected, 0, now));
-            gate.line_up(expected, 0, now);
+            gate.line_up(expected, 0);
             gate.end_call();
         }
-        let delays = gate.delays();
-        assert_eq!((delays.requests, delays.waiting, delays.waited), (4, 2, Duration::from_millis(7)));
+        assert_eq!(gate.delays().waiting, 2);
     }
 
     #[test]
     fn without_a_limit_nobody_waits() {
         let mut gate = gate(1);
         gate.pass(1, 0, Nanos(0));
-        gate.line_up(1, 0, Nanos(0));
-        gate.line_up(2, 0, Nanos(0));
+        gate.line_up(1, 0);
+        gate.line_up(2, 0);
         gate.leave(2);
         assert_eq!(gate.set(None, Nanos(1)).collect::<Vec<_>>(), [1]);
         assert!(gate.admits(3, u64::MAX, Nanos(1)) && !gate.is_closed());

@@ -139,6 +139,7 @@ impl Connection {
             Ok(Received::Bytes(bytes)) => {
                 turn.now = turn.reactor.now();
                 self.moved = turn.now;
+                self.limited = Duration::ZERO;
                 self.readable = bytes == asked;
                 let behind = self.fill_incoming(bytes);
                 let fresh = &space[..kept + behind];
@@ -462,13 +463,20 @@ impl Connection {
         // or in doubt (P9). They are not charged: a disk that stays after all would pay for them with its silence.
         if self.state == State::Open {
             if !turn.gate.admits(turn.index, bytes, turn.now) {
-                turn.gate.line_up(turn.index, bytes, turn.now);
+                turn.gate.line_up(turn.index, bytes);
                 self.held = Some(need);
+                self.limited_since.get_or_insert(turn.now);
                 return Err(Stop::Limited);
             }
             turn.gate.pass(turn.index, bytes, turn.now);
         }
         self.passed = true;
+        if let Some(since) = self.limited_since.take() {
+            self.limited += turn.now - since;
+        }
+        if !self.limited.is_zero() {
+            turn.gate.count(self.limited);
+        }
         Ok(())
     }
 

@@ -256,6 +256,10 @@ pub(super) struct Connection {
     lacks_memory: bool,
     /// The next request that counts against the disk's limit has passed it, and waits for room.
     passed: bool,
+    /// Since when the next request has waited for the disk's limit.
+    limited_since: Option<Nanos>,
+    /// The time for which requests before the next one have waited for the limit since it was received, and it behind them.
+    limited: Duration,
     /// The server ends the connection: half-close it first ([`State::Parting`]).
     takes_leave: bool,
     /// The client has exceeded its limit of requests in flight while its replies were kept.
@@ -304,6 +308,8 @@ impl Connection {
             held: None,
             lacks_memory: false,
             passed: false,
+            limited_since: None,
+            limited: Duration::ZERO,
             takes_leave: false,
             has_crowded: false,
             memory: 0,
@@ -540,7 +546,7 @@ impl Connection {
             return false;
         }
         self.state = State::Refusing;
-        (self.readable, self.held, self.passed) = (true, None, false);
+        (self.readable, self.held, self.passed, self.limited_since) = (true, None, false, None);
         let rest = self.rest.take();
         if let Some(Rest { whole, .. }) = rest {
             self.skip += self.unsent(rest);
