@@ -31,6 +31,9 @@ pub enum Interest {
     Read,
     /// Room to send.
     Write,
+    /// The other side sends nothing more: it has closed its half, or the connection broke. Bytes that have arrived before may be
+    /// unread.
+    HangUp,
 }
 
 /// The result of a receive.

@@ -90,6 +90,7 @@ pub struct Socket {
     token: Token,
     watching_read: Option<WatchId>,
     watching_write: Option<WatchId>,
+    watching_hang_up: Option<WatchId>,
 }
 
 impl Socket {
@@ -104,7 +105,7 @@ impl Socket {
             // Small answers must not wait for the acknowledgement of earlier ones. Fails on Unix sockets, which have no such delay.
             let _ = rustix::net::sockopt::set_tcp_nodelay(fd, true);
         }
-        Ok(Socket { stream, token, watching_read: None, watching_write: None })
+        Ok(Socket { stream, token, watching_read: None, watching_write: None, watching_hang_up: None })
     }
 
     /// The token that this socket's events carry.
@@ -118,6 +119,7 @@ impl Socket {
         match interest {
             Interest::Read => self.watching_read = None,
             Interest::Write => self.watching_write = None,
+            Interest::HangUp => self.watching_hang_up = None,
         }
     }
 
@@ -132,6 +134,13 @@ impl Socket {
     pub fn watch_write(&mut self, reactor: &mut Reactor) {
         if self.watching_write.is_none() {
             self.watching_write = Some(reactor.watch(self.as_raw_fd(), Interest::Write, self.token));
+        }
+    }
+
+    /// Requests an event when the other side sends nothing more, for a user who does not read meanwhile. Idempotent.
+    pub fn watch_hang_up(&mut self, reactor: &mut Reactor) {
+        if self.watching_hang_up.is_none() {
+            self.watching_hang_up = Some(reactor.watch(self.as_raw_fd(), Interest::HangUp, self.token));
         }
     }
 
@@ -189,7 +198,8 @@ impl Socket {
     /// Stops watching and shuts the connection down. Call before dropping. Only events that the last
     /// [`Reactor::wait`] has already returned can still carry this socket's token.
     pub fn close(&mut self, reactor: &mut Reactor) {
-        for watch in [self.watching_read.take(), self.watching_write.take()].into_iter().flatten() {
+        let watches = [self.watching_read.take(), self.watching_write.take(), self.watching_hang_up.take()];
+        for watch in watches.into_iter().flatten() {
             reactor.unwatch(watch);
         }
         if let Stream::Protected(fd, protection) = &mut self.stream {

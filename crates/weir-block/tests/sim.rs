@@ -202,6 +202,27 @@ fn a_killed_process_closes_connections_and_a_machine_without_power_is_silent() {
 }
 
 #[test]
+fn the_end_is_seen_behind_unread_bytes() {
+    let world = World::new(4);
+    let (mut one, mut other) = (machine(&world, 0, 0), machine(&world, 1, 0));
+    let (ours, theirs) = world.connect(one.process, other.process);
+    let mut near = Socket::new(ours, one.token()).unwrap();
+    let mut far = Socket::new(theirs, other.token()).unwrap();
+    far.watch_hang_up(&mut other.reactor);
+    near.send(&[IoSlice::new(b"unread")]).unwrap();
+    world.advance(Nanos(10_000_000));
+    assert!(other.poll().is_empty());
+    near.close(&mut one.reactor);
+    world.advance(Nanos(20_000_000));
+    assert!(matches!(other.poll()[..], [Event { action: Action::Ready(Interest::HangUp), .. }]));
+    far.on_event(Interest::HangUp);
+    assert_eq!(far.receive(&mut [0; 64]).unwrap(), Received::Bytes(6));
+    // Watched when it is over.
+    far.watch_hang_up(&mut other.reactor);
+    assert_eq!(other.poll().len(), 1);
+}
+
+#[test]
 fn synced_writes_survive_and_others_may_be_lost_or_torn() {
     let (mut whole, mut lost, mut torn) = (0, 0, 0);
     for seed in 0..60 {

@@ -106,6 +106,33 @@ fn received_bytes_are_read_and_the_end_is_seen() {
     }
 }
 
+/// For a user that does not read meanwhile: what has arrived is not the end, and does not hide it.
+#[test]
+fn the_end_is_seen_behind_unread_bytes() {
+    for engine in [Engine::Uring, Engine::Epoll] {
+        let pair = UnixStream::pair().unwrap();
+        let pairs: [(OwnedFd, OwnedFd); 2] = [(pair.0.into(), pair.1.into()), {
+            let (near, far) = tcp_pair();
+            (near.into(), far.into())
+        }];
+        for (near, far) in pairs {
+            let mut reactor = reactor(engine);
+            let mut socket = socket(&mut reactor, near);
+            socket.watch_hang_up(&mut reactor);
+            let mut far = UnixStream::from(far);
+            far.write_all(b"unread").unwrap();
+            let mut none = Vec::new();
+            reactor.wait(Nanos::now() + Duration::from_millis(20), &mut none).unwrap();
+            assert!(none.is_empty(), "{engine:?}: {none:?}");
+            drop(far);
+            assert!(matches!(event(&mut reactor).action, Action::Ready(Interest::HangUp)), "{engine:?}");
+            socket.on_event(Interest::HangUp);
+            assert_eq!(socket.receive(&mut [0; 64]).unwrap(), Received::Bytes(6));
+            socket.close(&mut reactor);
+        }
+    }
+}
+
 #[test]
 fn a_closed_socket_has_no_events() {
     for engine in [Engine::Uring, Engine::Epoll] {

@@ -117,6 +117,8 @@ impl Channel {
         match interest {
             Interest::Read => self.readable = true,
             Interest::Write => self.blocked = false,
+            // Nobody watches for it: a channel always reads.
+            Interest::HangUp => {}
         }
     }
 

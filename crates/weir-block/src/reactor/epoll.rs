@@ -25,8 +25,8 @@ const WORKERS_DONE: u64 = u64::MAX;
 
 pub(super) struct Epoll {
     epoll: OwnedFd,
-    /// Watches by descriptor: the slots that wait for read and for write.
-    watches: HashMap<i32, [Option<usize>; 2]>,
+    /// Watches by descriptor: the slots that wait for read, for write and for the end.
+    watches: HashMap<i32, [Option<usize>; 3]>,
     /// Registrations that `epoll_ctl` refused. Reported as ready, so that the next call returns the error.
     refused: Vec<usize>,
     jobs: Option<Sender<Job>>,
@@ -139,7 +139,10 @@ impl Epoll {
         if waiting[1].is_some() {
             events |= libc::EPOLLOUT as u32;
         }
-        let operation = if waiting == [None, None] {
+        if waiting[2].is_some() {
+            events |= libc::EPOLLRDHUP as u32;
+        }
+        let operation = if waiting == [None; 3] {
             self.watches.remove(&fd);
             libc::EPOLL_CTL_DEL
         } else {
@@ -221,12 +224,13 @@ impl Epoll {
         let broken = events & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0;
         let readable = events & (libc::EPOLLIN | libc::EPOLLRDHUP) as u32 != 0;
         let writable = events & libc::EPOLLOUT as u32 != 0;
-        for (side, ready) in [(0, readable || broken), (1, writable || broken)] {
+        let ended = events & libc::EPOLLRDHUP as u32 != 0;
+        for (side, ready) in [(0, readable || broken), (1, writable || broken), (2, ended || broken)] {
             if ready && let Some(key) = waiting[side].take() {
                 finished.push((key, 0));
             }
         }
-        // One-shot switched the descriptor off for both sides.
+        // One-shot switched the descriptor off for all of them.
         let _ = self.register(fd);
     }
 }
@@ -244,6 +248,7 @@ fn side(interest: Interest) -> usize {
     match interest {
         Interest::Read => 0,
         Interest::Write => 1,
+        Interest::HangUp => 2,
     }
 }
 

@@ -53,6 +53,7 @@ impl Uring {
         let events = match interest {
             Interest::Read => libc::POLLIN | libc::POLLRDHUP,
             Interest::Write => libc::POLLOUT,
+            Interest::HangUp => libc::POLLRDHUP,
         };
         self.push(opcode::PollAdd::new(types::Fd(fd), events as u32).build().user_data(key as u64));
     }

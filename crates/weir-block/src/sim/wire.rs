@@ -73,7 +73,9 @@ pub(super) struct Pipe {
     /// The reader's slots that wait to read, and to write in the other direction.
     reading: Option<usize>,
     writing: Option<usize>,
-    /// The same for a task.
+    /// The reader's slot that waits for the end of this direction.
+    ending: Option<usize>,
+    /// Tasks that wait to read, and to write in the other direction.
     reading_task: Option<Waker>,
     writing_task: Option<Waker>,
 }
@@ -91,6 +93,7 @@ impl Pipe {
             closed: false,
             reading: None,
             writing: None,
+            ending: None,
             reading_task: None,
             writing_task: None,
         }
@@ -265,6 +268,9 @@ impl State {
         }
         if ended.is_some() {
             self.writable(pipe);
+            if let Some(slot) = self.pipes[pipe].ending.take() {
+                self.tell(reader, fired(slot));
+            }
         } else if news && closed {
             // The closing side's kernel answers with a reset.
             self.push(pipe ^ 1, now, Piece::End(Ending::Broken));
@@ -408,6 +414,7 @@ impl State {
         let ready = match interest {
             Interest::Read => self.is_readable(pipe),
             Interest::Write => self.is_writable(pipe),
+            Interest::HangUp => self.pipes[pipe].ended.is_some(),
         };
         let direction = &mut self.pipes[pipe];
         match (ready, interest) {
@@ -417,6 +424,7 @@ impl State {
             }
             (false, Interest::Read) => direction.reading = Some(slot),
             (false, Interest::Write) => direction.writing = Some(slot),
+            (false, Interest::HangUp) => direction.ending = Some(slot),
         }
     }
 
@@ -426,6 +434,7 @@ impl State {
         match interest {
             Interest::Read => direction.reading = direction.reading.filter(|known| *known != slot),
             Interest::Write => direction.writing = direction.writing.filter(|known| *known != slot),
+            Interest::HangUp => direction.ending = direction.ending.filter(|known| *known != slot),
         }
         self.processes[process.0].ready.retain(|ready| ready.slot != slot);
     }

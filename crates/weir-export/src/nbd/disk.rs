@@ -4,7 +4,9 @@ use std::io;
 use std::time::Duration;
 
 use slab::Slab;
-use weir_block::{Action, Completion, Event, Layer, LayerMeter, Meter, Nanos, OwnerId, Reactor, Token};
+use weir_block::{
+    Action, Completion, Event, Interest, Layer, LayerMeter, Meter, Nanos, OwnerId, Reactor, Token,
+};
 
 use super::client::AcceptedClient;
 use super::connection::{Connection, Limits, Pumped, Room, TURN, Turn};
@@ -143,10 +145,16 @@ impl NbdDisk {
         let Action::Ready(interest) = event.action else { return };
         let index = event.token.slot;
         let Some(connection) = self.connections.get_mut(index as usize) else { return };
-        if connection.on_event(interest) {
-            self.list_ready(index);
-        } else {
-            self.list_flush(index);
+        connection.on_event(interest);
+        match interest {
+            Interest::Read => self.list_ready(index),
+            Interest::Write => self.list_flush(index),
+            // Its requests leave the line with it. Anywhere else they are served, and the end is read behind them.
+            Interest::HangUp if connection.lined => {
+                connection.hung_up = true;
+                self.list_ready(index);
+            }
+            Interest::HangUp => {}
         }
     }
 

@@ -5,7 +5,7 @@ use std::num::NonZeroU64;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use weir_block::Nanos;
+use weir_block::{Engine, Nanos, RequestKind};
 use weir_export::Rate;
 use weir_nbd::protocol::command;
 
@@ -128,7 +128,6 @@ fn a_limit_is_changed_and_ends_while_requests_wait() {
         })
         .collect();
     server.wait_until("all wait", |state| state.delays.waiting == 20);
-    // One that goes away while it waits is forgotten when its turn comes, and keeps nobody.
     clients.pop();
     server.limit(iops(1_000, 1));
     let start = Nanos::now();
@@ -168,6 +167,38 @@ fn what_has_passed_the_limit_and_waits_for_room_does_not_wait_for_the_limit_agai
     assert!(took < Duration::from_millis(500), "{took:?}: they have waited for the limit already");
     let took = answered(&mut clients[0], &reads(1, 4096), 1);
     assert!(took < Duration::from_millis(500), "{took:?}: they were charged twice");
+}
+
+/// A client that hangs up leaves the line, and its requests with it: they cost the others nothing.
+#[test]
+fn a_client_that_hangs_up_leaves_the_line_with_its_requests() {
+    for engine in [Engine::Uring, Engine::Epoll] {
+        let mut config = ServerConfig::one(64 << 20);
+        config.reactor.engine = engine;
+        let server = Server::start(config);
+        server.limit(iops(2, 1));
+        let enter = |tcp: bool| match tcp {
+            true => RawClient::enter_tcp(server.tcp(), "disk"),
+            false => RawClient::enter(server.socket(), "disk", true),
+        };
+        let mut gone = [enter(false), enter(true)];
+        for client in &mut gone {
+            // More than the server receives of a client that waits.
+            client.send(&reads(3_000, 512));
+        }
+        server.wait_until("they wait", |state| state.delays.waiting == 2);
+        let mut stays = enter(false);
+        stays.send(&reads(1, 512));
+        server.wait_until("it waits", |state| state.delays.waiting == 3);
+        let passed = server.look().meter.kind(RequestKind::Read).arrivals;
+        drop(gone);
+        server.wait_until("they are gone", |state| state.delays.waiting <= 1 && state.connections == 1);
+        let start = Nanos::now();
+        assert_eq!(stays.answer(0).error, 0);
+        assert!(Nanos::now() - start < Duration::from_millis(900), "with two before it, it waits for 1.5 s");
+        let after = server.look().meter.kind(RequestKind::Read).arrivals;
+        assert!(after - passed <= 2, "{} requests of nobody were served", after - passed - 1);
+    }
 }
 
 /// Whatever the limit: a queue that is left would end in errors, which QEMU passes on to its guest (P9).

@@ -53,7 +53,10 @@ impl Connection {
             Stop::Paused => Pumped::Idle,
             Stop::TurnOver => Pumped::More,
             Stop::Held => Pumped::Held,
-            Stop::Limited => Pumped::Limited,
+            Stop::Limited => {
+                self.socket.watch_hang_up(turn.reactor);
+                Pumped::Limited
+            }
             Stop::Closing => {
                 self.stop_reading(turn.workspace, turn.meter);
                 Pumped::Closing
@@ -84,7 +87,7 @@ impl Connection {
     fn work(&mut self, turn: &mut Turn<'_>) -> Stop {
         let mut received = 0;
         loop {
-            if matches!(self.state, State::Closing | State::Dead) {
+            if self.hung_up || matches!(self.state, State::Closing | State::Dead) {
                 return Stop::Closing;
             }
             if matches!(self.state, State::Paused { .. }) {

@@ -272,6 +272,8 @@ pub(super) struct Connection {
     moved: Nanos,
     /// The node whose client it is, if that is another one.
     pub via: Option<String>,
+    /// The client sends nothing more, and its next request waited for the disk's limit.
+    pub hung_up: bool,
     /// In its disk's list of connections to pump, or in line at its gate.
     pub listed: bool,
     /// In line at its disk's gate.
@@ -316,17 +318,17 @@ impl Connection {
             counted: 0,
             moved: Nanos::now(),
             via: None,
+            hung_up: false,
             listed: false,
             lined: false,
             flush_listed: false,
         })
     }
 
-    /// The socket is ready; true when there may be something to read.
-    pub fn on_event(&mut self, interest: Interest) -> bool {
+    /// The socket is ready.
+    pub fn on_event(&mut self, interest: Interest) {
         self.socket.on_event(interest);
         self.readable |= interest == Interest::Read;
-        interest == Interest::Read
     }
 
     /// Whom a reply is for.

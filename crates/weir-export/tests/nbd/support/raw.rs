@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -133,23 +135,29 @@ impl RawClient {
 
     /// Connects and enters the transmission phase, with block sizes negotiated.
     pub fn enter(socket: &Path, export: &str, structured: bool) -> RawClient {
-        RawClient::enter_with(socket, export, structured, &[info::BLOCK_SIZE])
+        RawClient::connect(socket).negotiated(export, structured, &[info::BLOCK_SIZE])
+    }
+
+    /// As [`RawClient::enter`], over TCP.
+    pub fn enter_tcp(address: SocketAddr, export: &str) -> RawClient {
+        // All that is asked of the stream works on any socket.
+        let stream = UnixStream::from(OwnedFd::from(TcpStream::connect(address).unwrap()));
+        RawClient { stream }.negotiated(export, true, &[info::BLOCK_SIZE])
     }
 
     /// As `nbd-client` does, which asks for nothing: it may use any offset and length.
     pub fn enter_without_sizes(socket: &Path, export: &str, structured: bool) -> RawClient {
-        RawClient::enter_with(socket, export, structured, &[])
+        RawClient::connect(socket).negotiated(export, structured, &[])
     }
 
-    fn enter_with(socket: &Path, export: &str, structured: bool, wanted: &[u16]) -> RawClient {
-        let mut client = RawClient::connect(socket);
-        client.read(18);
-        client.stream.write_all(&negotiate(export, structured, wanted)).unwrap();
+    fn negotiated(mut self, export: &str, structured: bool, wanted: &[u16]) -> RawClient {
+        self.read(18);
+        self.stream.write_all(&negotiate(export, structured, wanted)).unwrap();
         loop {
-            let (option, kind, body) = client.option_reply();
+            let (option, kind, body) = self.option_reply();
             assert!(kind & option_reply::ERROR == 0, "{}", String::from_utf8_lossy(&body));
             if option == option::GO && kind == option_reply::ACK {
-                return client;
+                return self;
             }
         }
     }
