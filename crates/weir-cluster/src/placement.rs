@@ -3,9 +3,15 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use crate::records::{DiskRecord, Mode, NodeRecord, NodeRef, Policy, Spread};
 use crate::right::MAX_GUARDS;
+
+/// The time that each candidate has to claim a disk without an owner before the next one may, too. A claim takes one event of the
+/// registry, one look at the storage and one change of the record: so long, only a process that hangs and keeps its lease takes, or
+/// one that cannot open the disk. Guests wait meanwhile, so not longer. A claim that comes late after all meets the compare-and-swap.
+pub const CLAIMED_WITHIN: Duration = Duration::from_secs(5);
 
 /// The nodes with a valid lease, by name.
 pub type Live = BTreeMap<String, NodeRecord>;
@@ -33,26 +39,38 @@ pub fn successor(record: &DiskRecord, live: &Live, barred: &BTreeSet<String>) ->
             let best = holders().find(free).or_else(|| holders().find(keeps));
             best.or_else(|| holders().next()).or_else(|| holder(owner))
         }
-        // A node without room could not open it. When no node has room, one has to report it.
-        Mode::WriteThrough => live
-            .values()
-            .max_by_key(|node| {
-                let is_free = !barred.contains(&node.name);
-                (node.has_room(record.medium), is_free, weight(&record.name, &node.name))
-            })
-            .map(NodeRecord::node_ref),
+        Mode::WriteThrough => rescuers(record, live, barred).into_iter().next(),
     }
 }
 
-/// The process that claims a disk without an owner, if one is to: the heir that the record names or, when that is gone, the node that
-/// would take the disk over from it.
+/// The live nodes, in the order in which they would take over `record` in write-through. A node without room could not open it; when
+/// no node has room, one has to report it.
+fn rescuers(record: &DiskRecord, live: &Live, barred: &BTreeSet<String>) -> Vec<NodeRef> {
+    let mut nodes: Vec<&NodeRecord> = live.values().collect();
+    nodes.sort_by_key(|node| {
+        let is_free = !barred.contains(&node.name);
+        Reverse((node.has_room(record.medium), is_free, weight(&record.name, &node.name)))
+    });
+    nodes.into_iter().map(NodeRecord::node_ref).collect()
+}
+
+/// The processes that may claim a disk without an owner, if any are to, when nobody has claimed it for the time `unclaimed`: first
+/// the heir that the record names or, when that is gone, the node that would take the disk over from it; after each
+/// [`CLAIMED_WITHIN`] one more. A process that is up may hang, or be unable to open the disk.
 #[must_use]
-pub fn claimant(record: &DiskRecord, live: &Live, barred: &BTreeSet<String>) -> Option<NodeRef> {
-    let heir = record.heir.as_ref().filter(|_| record.owner.is_none())?;
-    if live.get(&heir.node).is_some_and(|now| now.incarnation == heir.incarnation) {
-        return Some(heir.clone());
-    }
-    successor(&DiskRecord { owner: Some(heir.clone()), ..record.clone() }, live, barred)
+pub fn claimants(
+    record: &DiskRecord,
+    live: &Live,
+    barred: &BTreeSet<String>,
+    unclaimed: Duration,
+) -> Vec<NodeRef> {
+    let Some(heir) = record.heir.as_ref().filter(|_| record.owner.is_none()) else { return Vec::new() };
+    let mut candidates = rescuers(record, live, barred);
+    // The sort is stable: the others keep their order.
+    candidates.sort_by_key(|candidate| candidate != heir);
+    let passed = unclaimed.as_nanos() / CLAIMED_WITHIN.as_nanos();
+    candidates.truncate(usize::try_from(passed).unwrap_or(usize::MAX).saturating_add(1));
+    candidates
 }
 
 /// Live nodes for the missing replicas of `record`, best first, given its `owner` and its `present` replicas: never one of
@@ -499,6 +517,37 @@ mod tests {
             nodes.get_mut(&next).unwrap().media = vec![full];
         }
         assert!(successor(&disk, &nodes, &BTreeSet::new()).is_some());
+    }
+
+    /// The heir may hang and keep its lease, or be unable to open the disk.
+    #[test]
+    fn a_disk_that_its_heir_does_not_claim_is_for_one_more_node_after_each_wait() {
+        let nodes = live(&[("a", "1"), ("b", "2"), ("c", "3"), ("d", "4")]);
+        let disk = DiskRecord { heir: Some(NodeRef::new("b", 1)), ..disk("x", Policy::WriteThrough) };
+        let barred = BTreeSet::from(["a".to_owned()]);
+        let may = |disk: &DiskRecord, nodes: &Live, waits: u32| -> Vec<String> {
+            let after = claimants(disk, nodes, &barred, CLAIMED_WITHIN * waits);
+            after.into_iter().map(|node| node.node).collect()
+        };
+        assert_eq!(may(&disk, &nodes, 0), ["b"]);
+        let just_before = CLAIMED_WITHIN - Duration::from_nanos(1);
+        assert_eq!(claimants(&disk, &nodes, &barred, just_before).len(), 1);
+        for waits in 1..4 {
+            let now = may(&disk, &nodes, waits);
+            assert_eq!(now.len(), waits as usize + 1);
+            assert_eq!(now[..waits as usize], may(&disk, &nodes, waits - 1), "who might, may");
+        }
+        assert_eq!(may(&disk, &nodes, 3)[3], "a", "the drained one last");
+        assert_eq!(may(&disk, &nodes, 1000).len(), 4);
+        // Another process of the heir's node is a node as any other.
+        let mut restarted = nodes.clone();
+        restarted.get_mut("b").unwrap().incarnation = 2;
+        assert_eq!(claimants(&disk, &restarted, &barred, Duration::ZERO).len(), 1);
+        assert!(!claimants(&disk, &restarted, &barred, Duration::ZERO).contains(&NodeRef::new("b", 1)));
+        let closed = DiskRecord { heir: None, ..disk.clone() };
+        assert!(may(&closed, &nodes, 9).is_empty(), "closed stays closed");
+        let owned = DiskRecord { owner: Some(NodeRef::new("c", 1)), ..disk };
+        assert!(may(&owned, &nodes, 9).is_empty());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use weir_accel::Former;
 use weir_block::Nanos;
 use weir_cluster::ownership::{Gone, OwnerGone};
-use weir_cluster::placement::{Live, claimant, successor};
+use weir_cluster::placement::{Live, claimants, successor};
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef};
 
 /// The local state of the disk.
@@ -53,6 +53,8 @@ pub struct Situation<'a> {
     pub owner_stopped: bool,
     /// Since when this node has seen the owner without a lease.
     pub owner_gone_since: Option<Nanos>,
+    /// Since when this node has seen the disk without an owner, and with a process that is to claim it.
+    pub unclaimed_since: Option<Nanos>,
     /// Now.
     pub now: Nanos,
     /// The time for which a silent owner may still have I/O in flight.
@@ -64,7 +66,8 @@ pub struct Situation<'a> {
 pub enum Decision {
     /// Nothing, until something changes.
     Nothing,
-    /// No process owns the disk, and it has been moved to this one: claim it, by compare-and-swap.
+    /// No process owns the disk, and it has been moved to this one, or to one that does not claim it: claim it, by
+    /// compare-and-swap.
     Claim,
     /// The owner is gone and this node is next: take over on this evidence, by compare-and-swap.
     TakeOver(OwnerGone),
@@ -110,10 +113,15 @@ pub fn decide(record: Option<&DiskRecord>, situation: &Situation<'_>) -> Decisio
         (Local::Closed, true) => Decision::Open,
         (Local::Closed, false) => match &record.owner {
             Some(owner) if !is_live(live, owner) => succeed(record, owner, situation),
-            None if claimant(record, live, situation.barred).as_ref() == Some(me) => Decision::Claim,
+            None if may_claim(record, situation) => Decision::Claim,
             _ => Decision::Nothing,
         },
     }
+}
+
+fn may_claim(record: &DiskRecord, situation: &Situation<'_>) -> bool {
+    let unclaimed = situation.unclaimed_since.map_or(Duration::ZERO, |since| situation.now - since);
+    claimants(record, situation.live, situation.barred, unclaimed).contains(situation.me)
 }
 
 /// The owner is gone. Is it for this node to act, and may it already?
@@ -207,6 +215,7 @@ pub fn former_certainty(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use weir_cluster::placement::CLAIMED_WITHIN;
     use weir_cluster::records::{NodeRecord, Policy, Source};
 
     const GRACE: Duration = Duration::from_secs(10);
@@ -249,6 +258,7 @@ mod tests {
         has_copy: bool,
         stopped: bool,
         gone_since: Option<Nanos>,
+        unclaimed_since: Option<Nanos>,
     }
 
     impl Case {
@@ -261,6 +271,7 @@ mod tests {
                 has_copy: false,
                 stopped: false,
                 gone_since: None,
+                unclaimed_since: None,
             }
         }
         fn decide(&self, record: Option<&DiskRecord>) -> Decision {
@@ -272,6 +283,7 @@ mod tests {
                 has_copy: self.has_copy,
                 owner_stopped: self.stopped,
                 owner_gone_since: self.gone_since,
+                unclaimed_since: self.unclaimed_since,
                 now: NOW,
                 fence_grace: GRACE,
             };
@@ -389,6 +401,12 @@ mod tests {
             assert_eq!(known.into_iter().filter(|me| claims(me.clone())).count(), 1);
             restarted.remove("b");
         }
+        // The heir is up, and does not claim it.
+        let mut other = Case::of("a", &["a", "b"]);
+        other.unclaimed_since = Some(Nanos(NOW.0 - CLAIMED_WITHIN.as_nanos() as u64 + 1));
+        assert_eq!(other.decide(Some(&record)), Decision::Nothing);
+        other.unclaimed_since = Some(Nanos(NOW.0 - CLAIMED_WITHIN.as_nanos() as u64));
+        assert_eq!(other.decide(Some(&record)), Decision::Claim);
         let free = DiskRecord { heir: None, ..record };
         assert_eq!(Case::of("b", &["a", "b"]).decide(Some(&free)), Decision::Nothing, "closed stays closed");
     }

@@ -26,6 +26,7 @@ use tokio::sync::{mpsc, oneshot, watch};
 use weir_block::Nanos;
 use weir_cluster::node_state::{self, Leaving};
 use weir_cluster::ownership::{self, Refusal};
+use weir_cluster::placement::CLAIMED_WITHIN;
 use weir_cluster::records::{DiskRecord, Limit, Medium, NodeRef, Policy, Record, ReleasedRecord, keys};
 use weir_cluster::registry::RegistryError;
 use weir_cluster::view::Seen;
@@ -70,6 +71,8 @@ struct DiskTask {
     /// Nothing is tried before this.
     retry_at: Option<Nanos>,
     owner_gone: Option<(NodeRef, Nanos)>,
+    /// The epoch in which the disk has no owner and an heir, and since when this task has seen that.
+    unclaimed: Option<(u64, Nanos)>,
     formers: Formers,
     /// The processes that this owner is connected to, by the name of their node.
     connected: HashMap<String, NodeRef>,
@@ -129,6 +132,7 @@ impl DiskTask {
             arrival: None,
             retry_at: None,
             owner_gone: None,
+            unclaimed: None,
             formers: Formers::default(),
             connected: HashMap::new(),
             told_policy: None,
@@ -283,6 +287,7 @@ impl DiskTask {
         let decision = {
             let live = self.node.records.nodes.now();
             self.track_owner(record.as_ref(), now);
+            self.track_heir(record.as_ref(), now);
             let owner = record.as_ref().and_then(|record| record.owner.as_ref());
             decide(
                 record.as_ref(),
@@ -294,6 +299,7 @@ impl DiskTask {
                     has_copy,
                     owner_stopped: owner.is_some_and(|owner| self.node.records.has_stopped(owner)),
                     owner_gone_since: self.owner_gone.as_ref().map(|(_, since)| *since),
+                    unclaimed_since: self.unclaimed.map(|(_, since)| since),
                     now,
                     fence_grace: self.node.config.lease.fence_grace.0,
                 },
@@ -302,7 +308,9 @@ impl DiskTask {
         if let Some(until) = self.held_until(&decision, record.as_ref()).await {
             return Some(until);
         }
-        self.carry_out(decision, record).await
+        // Its heir may not claim it, and then nothing wakes this task.
+        let next_turn = self.unclaimed.map(|_| now + CLAIMED_WITHIN);
+        [self.carry_out(decision, record).await, next_turn].into_iter().flatten().min()
     }
 
     async fn carry_out(&mut self, decision: Decision, record: Option<DiskRecord>) -> Option<Nanos> {
@@ -423,6 +431,14 @@ impl DiskTask {
             (Some(owner), _) => self.owner_gone = Some((owner.clone(), now)),
             (None, _) => self.owner_gone = None,
         }
+    }
+
+    fn track_heir(&mut self, record: Option<&DiskRecord>, now: Nanos) {
+        let passed_on = record.filter(|record| record.owner.is_none() && record.heir.is_some());
+        self.unclaimed = passed_on.map(|record| match self.unclaimed {
+            Some(known) if known.0 == record.epoch => known,
+            _ => (record.epoch, now),
+        });
     }
 
     /// One event when the disk becomes unavailable, recorded by one node.
