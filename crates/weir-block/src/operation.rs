@@ -31,7 +31,7 @@ pub enum Interest {
     Read,
     /// Room to send.
     Write,
-    /// The other side sends nothing more: it has closed its half, or the connection broke. Bytes that have arrived before may be
+    /// The connection may be over in both directions: [`crate::Socket::has_hung_up`] tells. Bytes that have arrived before may be
     /// unread.
     HangUp,
 }

@@ -9,6 +9,8 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
 use crate::operation::{Interest, Token};
 pub use crate::operation::{Received, Sent};
 use crate::reactor::{Reactor, WatchId};
@@ -137,10 +139,24 @@ impl Socket {
         }
     }
 
-    /// Requests an event when the other side sends nothing more, for a user who does not read meanwhile. Idempotent.
+    /// Requests an event when [`Socket::has_hung_up`] may have changed, for a user who does not read meanwhile. Idempotent.
     pub fn watch_hang_up(&mut self, reactor: &mut Reactor) {
         if self.watching_hang_up.is_none() {
             self.watching_hang_up = Some(reactor.watch(self.as_raw_fd(), Interest::HangUp, self.token));
+        }
+    }
+
+    /// Whether nobody can read what is sent: the connection broke, or the other side has closed its Unix socket. A peer that has closed
+    /// only its sending half still reads. Over TCP a full close looks the same until it answers something sent with a reset.
+    #[must_use]
+    pub fn has_hung_up(&self) -> bool {
+        match &self.stream {
+            Stream::Simulated(end) => end.has_ended(),
+            Stream::Kernel(fd) | Stream::Protected(fd, _) => {
+                let mut polled = [PollFd::new(fd, PollFlags::empty())];
+                let is_known = poll(&mut polled, Some(&Timespec::default())).is_ok();
+                is_known && polled[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
+            }
         }
     }
 

@@ -211,11 +211,12 @@ fn the_end_is_seen_behind_unread_bytes() {
     far.watch_hang_up(&mut other.reactor);
     near.send(&[IoSlice::new(b"unread")]).unwrap();
     world.advance(Nanos(10_000_000));
-    assert!(other.poll().is_empty());
+    assert!(other.poll().is_empty() && !far.has_hung_up());
     near.close(&mut one.reactor);
     world.advance(Nanos(20_000_000));
     assert!(matches!(other.poll()[..], [Event { action: Action::Ready(Interest::HangUp), .. }]));
     far.on_event(Interest::HangUp);
+    assert!(far.has_hung_up());
     assert_eq!(far.receive(&mut [0; 64]).unwrap(), Received::Bytes(6));
     // Watched when it is over.
     far.watch_hang_up(&mut other.reactor);

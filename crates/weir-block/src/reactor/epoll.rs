@@ -139,9 +139,7 @@ impl Epoll {
         if waiting[1].is_some() {
             events |= libc::EPOLLOUT as u32;
         }
-        if waiting[2].is_some() {
-            events |= libc::EPOLLRDHUP as u32;
-        }
+        // The kernel always reports the end of both directions.
         let operation = if waiting == [None; 3] {
             self.watches.remove(&fd);
             libc::EPOLL_CTL_DEL
@@ -224,8 +222,7 @@ impl Epoll {
         let broken = events & (libc::EPOLLERR | libc::EPOLLHUP) as u32 != 0;
         let readable = events & (libc::EPOLLIN | libc::EPOLLRDHUP) as u32 != 0;
         let writable = events & libc::EPOLLOUT as u32 != 0;
-        let ended = events & libc::EPOLLRDHUP as u32 != 0;
-        for (side, ready) in [(0, readable || broken), (1, writable || broken), (2, ended || broken)] {
+        for (side, ready) in [(0, readable || broken), (1, writable || broken), (2, broken)] {
             if ready && let Some(key) = waiting[side].take() {
                 finished.push((key, 0));
             }

@@ -53,7 +53,8 @@ impl Uring {
         let events = match interest {
             Interest::Read => libc::POLLIN | libc::POLLRDHUP,
             Interest::Write => libc::POLLOUT,
-            Interest::HangUp => libc::POLLRDHUP,
+            // The kernel always reports the end of both directions, and also that of one.
+            Interest::HangUp => 0,
         };
         self.push(opcode::PollAdd::new(types::Fd(fd), events as u32).build().user_data(key as u64));
     }

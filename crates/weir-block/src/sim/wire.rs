@@ -73,7 +73,7 @@ pub(super) struct Pipe {
     /// The reader's slots that wait to read, and to write in the other direction.
     reading: Option<usize>,
     writing: Option<usize>,
-    /// The reader's slot that waits for the end of this direction.
+    /// The reader's slot that waits for the end of the connection.
     ending: Option<usize>,
     /// Tasks that wait to read, and to write in the other direction.
     reading_task: Option<Waker>,
@@ -441,6 +441,11 @@ impl State {
 }
 
 impl End {
+    /// Whether the other side has closed the connection, or it broke.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.world.lock().pipes[self.pipe].ended.is_some()
+    }
+
     /// Reads the bytes that have arrived, for code without a reactor; 0 bytes at the end of the stream.
     ///
     /// # Errors

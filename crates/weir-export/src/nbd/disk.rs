@@ -150,7 +150,7 @@ impl NbdDisk {
             Interest::Read => self.list_ready(index),
             Interest::Write => self.list_flush(index),
             // Its requests leave the line with it. Anywhere else they are served, and the end is read behind them.
-            Interest::HangUp if connection.lined => {
+            Interest::HangUp if connection.lined && connection.has_hung_up() => {
                 connection.hung_up = true;
                 self.list_ready(index);
             }

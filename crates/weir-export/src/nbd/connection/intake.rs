@@ -237,6 +237,8 @@ impl Connection {
     /// Answers an invalid request and discards its payload.
     fn refuse(&mut self, head: &RequestHead, refusal: Refusal, turn: &mut Turn<'_>) -> Result<usize, Stop> {
         self.admit(Need::REPLY, turn)?;
+        // It may have waited as a request that counts, before the layer changed.
+        (self.passed, self.limited_since) = (false, None);
         self.skip = head.payload;
         let Refusal { error, message } = refusal;
         self.replies.error(self.to(head.cookie, head.offset), error, message, None);

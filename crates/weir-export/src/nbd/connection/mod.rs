@@ -272,7 +272,7 @@ pub(super) struct Connection {
     moved: Nanos,
     /// The node whose client it is, if that is another one.
     pub via: Option<String>,
-    /// The client sends nothing more, and its next request waited for the disk's limit.
+    /// The client has gone, and its next request waited for the disk's limit.
     pub hung_up: bool,
     /// In its disk's list of connections to pump, or in line at its gate.
     pub listed: bool,
@@ -329,6 +329,11 @@ impl Connection {
     pub fn on_event(&mut self, interest: Interest) {
         self.socket.on_event(interest);
         self.readable |= interest == Interest::Read;
+    }
+
+    /// Whether nobody would take the answers. A client that has only closed its sending half waits for them.
+    pub fn has_hung_up(&self) -> bool {
+        self.socket.has_hung_up()
     }
 
     /// Whom a reply is for.
