@@ -24,6 +24,7 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot, watch};
 use weir_block::Nanos;
+use weir_cluster::membership::SessionState;
 use weir_cluster::node_state::{self, Leaving};
 use weir_cluster::ownership::{self, Refusal};
 use weir_cluster::placement::CLAIMED_WITHIN;
@@ -309,7 +310,10 @@ impl DiskTask {
             return Some(until);
         }
         // Its heir may not claim it, and then nothing wakes this task.
-        let next_turn = self.unclaimed.map(|_| now + CLAIMED_WITHIN);
+        let next_turn = self.unclaimed.map(|(_, since)| {
+            let passed = (now - since).as_nanos() / CLAIMED_WITHIN.as_nanos();
+            since + CLAIMED_WITHIN * u32::try_from(passed + 1).unwrap_or(u32::MAX)
+        });
         [self.carry_out(decision, record).await, next_turn].into_iter().flatten().min()
     }
 
@@ -326,13 +330,16 @@ impl DiskTask {
                 return self.settle_former(&record).await;
             }
             (Decision::Nothing | Decision::Unavailable(_), _) => {}
+            // It would close the disk again for good, and another node may claim it.
+            (Decision::Claim, Some(_)) if self.node.here.is_stopping() => {}
             (Decision::Claim, Some(seen)) => {
                 let me = self.me.clone();
-                // Not one that an operator has closed since.
-                let claim = |record: &DiskRecord| match record.heir == seen.heir {
-                    true => ownership::claim_free(record, &me),
-                    false => Err(Refusal::NotOwned),
-                };
+                // Not one that an operator has closed since, nor one that has been passed on once more.
+                let claim =
+                    |record: &DiskRecord| match (&record.heir, record.epoch) == (&seen.heir, seen.epoch) {
+                        true => ownership::claim_free(record, &me),
+                        false => Err(Refusal::NotOwned),
+                    };
                 match self.change(claim).await {
                     Ok(next) => {
                         self.arrival = Some((next.epoch, Came::By(self.arrival_after(&next))));
@@ -435,8 +442,10 @@ impl DiskTask {
 
     fn track_heir(&mut self, record: Option<&DiskRecord>, now: Nanos) {
         let passed_on = record.filter(|record| record.owner.is_none() && record.heir.is_some());
+        // Nobody can claim it while the registry is away, and then the heir comes first again.
+        let is_away = *self.node.session.state().borrow() == SessionState::Unconfirmed;
         self.unclaimed = passed_on.map(|record| match self.unclaimed {
-            Some(known) if known.0 == record.epoch => known,
+            Some(known) if known.0 == record.epoch && !is_away => known,
             _ => (record.epoch, now),
         });
     }

@@ -264,3 +264,35 @@ async fn an_ended_owner_is_waited_for_until_its_requests_have_come_back() {
     assert_eq!(certain, Former::Silent, "its kernel is out of sight");
     assert!(again.is_some(), "the grace counts");
 }
+
+/// The heir may hang and keep its lease: others claim the disk, and wake for it though nothing changes.
+#[tokio::test]
+async fn a_disk_that_its_heir_does_not_claim_is_claimed_after_a_while() {
+    for stops in [false, true] {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, mut told) = node(directory.path()).await;
+        tokio::spawn(async move { while told.recv().await.is_some() {} });
+        let registry = node.registry.clone();
+        let _heir = NodeSession::start(registry, record_of("b"), SessionConfig::default()).await.unwrap();
+        node.records.nodes.changes().wait_for(|live| live.contains_key("b")).await.unwrap();
+        disk_of_a(&node, |record| {
+            (record.policy, record.mode) = (Policy::WriteThrough, Mode::WriteThrough);
+            (record.owner, record.heir) = (None, Some(NodeRef::new("b", 1)));
+        })
+        .await;
+        let (mut task, _inbox) = DiskTask::new("d", &node);
+        let owner =
+            async || DiskRecord::of(&change::read(&*node.registry, "d").await.unwrap().0).unwrap().owner;
+        let wakes = task.reconcile().await.expect("nothing else wakes it");
+        assert!(wakes <= Nanos::now() + CLAIMED_WITHIN, "{wakes:?}");
+        assert_eq!(owner().await, None, "it is the heir's");
+        if stops {
+            node.here.stop();
+        }
+        let since = &mut task.unclaimed.as_mut().unwrap().1;
+        *since = Nanos(since.0 - CLAIMED_WITHIN.as_nanos() as u64);
+        task.reconcile().await;
+        // A node that stops would close it again.
+        assert_eq!(owner().await, (!stops).then(|| NodeRef::new("a", 1)));
+    }
+}
