@@ -59,7 +59,8 @@
 //! [`Authorities::renew`] and [`Store::promote_next_authority`], [`Authorities::retire`], each when the one before has reached
 //! everyone; [`Authorities::obstacles`] says who has not. Between the second step and the third a node shows clients its former
 //! certificate ([`Store::keep_former_node`], [`CredentialStore::set_for_clients`]): the files of a client from before the rotation
-//! name only the former authority. *`list`*: [`IssuedRecord`]s with [`lasts`].
+//! name only the former authority. Those that were made in between name both, and [`still_trusted`] with
+//! [`Store::replace_client_trust`] takes the former one out of them. *`list`*: [`IssuedRecord`]s with [`lasts`].
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -111,7 +112,9 @@ pub use protocol::{API_PROTOCOL, NODE_API_PROTOCOL, PEER_PROTOCOL};
 pub use random::NoRandomness;
 pub use request::{BadRequest, MOST_HOSTS};
 pub use revocation::{Holder, Revocation, Revocations, RevokedSerial};
-pub use rotation::{Authorities, NodeTrusts, Obstacle, RotationRefused, StoredCa, Use};
+pub use rotation::{
+    Authorities, NodeTrusts, NotOfTheCluster, Obstacle, RotationRefused, StoredCa, Use, still_trusted,
+};
 pub use store::{Store, StoreError};
 pub use tls::{ClientCertificate, Tls, joining_client, other_end, peer, provider};
 pub use token::{

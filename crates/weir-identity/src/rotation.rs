@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::authority::IssuedRecord;
 use crate::certificate::{CaCertificate, NotACertificate};
+use crate::credentials::Credentials;
 use crate::identity::Identity;
 use crate::invitation::TokenRecord;
 use crate::name::{Fingerprint, Name, Serial, TokenId};
@@ -165,6 +166,35 @@ fn listed<T: ToString>(all: &[T]) -> String {
         0 => named.join(", "),
         more => format!("{} and {more} more", named.join(", ")),
     }
+}
+
+/// The files of a client are not those of a client that the cluster knows: they stay as they are.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotOfTheCluster {
+    /// Of an authority that is not trusted, or that the files do not name.
+    #[error("the client's certificate is of the certificate authority {0}, which the cluster does not trust")]
+    Untrusted(Fingerprint),
+    /// Nobody's, as far as the files say.
+    #[error("the client's certificate comes without that of its authority")]
+    Alone,
+}
+
+/// The authorities that the files of a client go on naming: those of `named` that are among the cluster's, `current`, as a node
+/// says. None is added. The authority of the client's own certificate has to be among them: else whoever has the key of a former one
+/// could, as a node, have the client trust nobody but itself.
+///
+/// # Errors
+/// [`NotOfTheCluster`].
+pub fn still_trusted(
+    own: &Credentials,
+    named: Vec<CaCertificate>,
+    current: &[Fingerprint],
+) -> Result<Vec<CaCertificate>, NotOfTheCluster> {
+    let mut kept = named;
+    kept.retain(|one| current.contains(&one.fingerprint()));
+    let signer = own.authority().ok_or(NotOfTheCluster::Alone)?;
+    let is_kept = kept.iter().any(|one| one.fingerprint() == signer);
+    if is_kept { Ok(kept) } else { Err(NotOfTheCluster::Untrusted(signer)) }
 }
 
 impl Authorities {

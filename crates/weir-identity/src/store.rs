@@ -430,6 +430,16 @@ impl Store {
         ])
     }
 
+    /// Stores the authorities of a client that has files, in place of the former ones.
+    ///
+    /// # Errors
+    /// [`StoreError`]; the former ones stay.
+    pub fn replace_client_trust(&self, authorities: &[CaCertificate]) -> Result<(), StoreError> {
+        let [_, _, ca] = CLIENT;
+        let text: String = authorities.iter().map(CaCertificate::pem).collect();
+        self.write(ca, PUBLIC, text.as_bytes(), true)
+    }
+
     /// Checks that [`Store::create_client`] would overwrite nothing, before a certificate is issued.
     ///
     /// # Errors

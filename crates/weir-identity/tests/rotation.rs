@@ -7,7 +7,8 @@ use common::*;
 use proptest::prelude::*;
 use weir_identity::{
     Authorities, Authority, Facts, Fingerprint, Grant, Holder, Invitation, IssuedRecord, Key, NODE_LIFETIME,
-    NodeTrusts, Obstacle, Revocations, RotationRefused, TokenRecord, Use, invite,
+    NodeTrusts, NotOfTheCluster, Obstacle, Revocations, RotationRefused, TokenRecord, Use, invite,
+    still_trusted,
 };
 
 fn fingerprint(authority: &Authority) -> Fingerprint {
@@ -122,6 +123,25 @@ fn a_client_with_a_later_certificate_holds_nothing_back() {
     assert_eq!(left(&[before.clone(), of(&new, &["db"])]), []);
     assert_eq!(left(&[before, of(&new, &["db#0000000000000007"])]), [], "the disk was made again");
     assert_eq!(renewing.forced(NOW).unwrap(), settled(&new), "whoever is left, if an operator says so");
+}
+
+/// A node's word takes authorities out of a client's files; it adds none, and does not take away what the client's own certificate
+/// rests on.
+#[test]
+fn a_clients_files_trust_no_more_than_they_did_and_never_only_another_one() {
+    let [former, present, stranger] = [authority(1), authority(1), authority(1)];
+    let own = client(&present, "eve", &Grant::Role(weir_identity::Role::Viewer));
+    let both = || vec![former.certificate().clone(), present.certificate().clone()];
+    let kept = |current: &[&Authority]| {
+        let current: Vec<Fingerprint> = current.iter().map(|one| fingerprint(one)).collect();
+        still_trusted(&own, both(), &current)
+    };
+    assert_eq!(kept(&[&present]).unwrap(), [present.certificate().clone()]);
+    assert_eq!(kept(&[&present, &former]).unwrap(), both(), "while the rotation is under way");
+    assert_eq!(kept(&[&stranger, &present]).unwrap(), [present.certificate().clone()]);
+    for hostile in [&[&former][..], &[&stranger], &[]] {
+        assert_eq!(kept(hostile), Err(NotOfTheCluster::Untrusted(fingerprint(&present))));
+    }
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod common;
 mod hosts;
 
 use std::io::{BufRead, BufReader, Lines};
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
 use common::{assert_shape, await_some};
@@ -244,10 +245,38 @@ fn finish(hosts: &Hosts) {
         });
     }
     assert!(!nbd(hosts, "guest") && nbd(hosts, "guest2"));
+    forget_the_former(hosts, &end["authority"]);
     await_some("the nodes are connected again", || {
         let shown = hosts.place.json(&format!("disk show db {AT_N1}"));
         (shown["effective"] == "write-back+1" && shown["state"] == "serving").then_some(())
     });
+}
+
+/// Files that were made during the rotation trust the former authority until they are told.
+fn forget_the_former(hosts: &Hosts, authority: &Value) {
+    let path = hosts.place.path();
+    let file = |name: &str| std::fs::read_to_string(path.join(name).join("ca-cert.pem")).unwrap();
+    let count = |name: &str| file(name).matches("BEGIN CERTIFICATE").count();
+    assert_eq!((count("guest2"), count("eve2")), (2, 2));
+    let trusts = hosts.place.json(&format!("cluster trust --directory guest2 {AT_N1}"));
+    assert_shape(&trusts, "cluster trust");
+    assert_eq!(trusts["authorities"], Value::from(vec![authority.clone()]));
+    assert_eq!(trusts["removed"].as_array().unwrap().len(), 1);
+    // Over the API, with the files themselves.
+    let api = format!("--api https://{} --credentials eve2", hosts.address(2));
+    hosts.place.ok(&format!("cluster trust --directory eve2 {api}"));
+    let again = hosts.place.ok(&format!("cluster trust --directory eve2 {api}"));
+    assert!(again.contains("nothing"), "{again}");
+    assert_eq!((count("guest2"), count("eve2")), (1, 1));
+    let mode = std::fs::metadata(path.join("guest2/ca-cert.pem")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o644);
+    assert!(nbd(hosts, "guest2"));
+    hosts.place.ok(&format!("status {api}"));
+    // Files of before are those of no client of the cluster: their own authority is not removed from them.
+    let before = file("guest");
+    let refused = hosts.place.fails(&format!("cluster trust --directory guest {AT_N1}"), 4);
+    assert!(refused.contains("nothing was changed") && refused.contains("weir cluster client"), "{refused}");
+    assert_eq!(file("guest"), before);
 }
 
 /// A node that was away during a whole rotation, because an operator did not wait for it.

@@ -158,8 +158,8 @@ pub async fn rotate(
     Err(busy())
 }
 
-/// The clients with certificates that `signer` has signed before the former authority was removed: their files name both, and
-/// nothing takes the former one out of them.
+/// The clients with certificates that `signer` has signed before the former authority was removed: their files name both, until
+/// `weir cluster trust` takes the former one out of them.
 fn trust_former(snapshot: &Snapshot, signer: Fingerprint, now: u64) -> Vec<String> {
     let counts = |one: &&IssuedRecord| {
         one.ca == signer

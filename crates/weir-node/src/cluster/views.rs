@@ -124,7 +124,8 @@ pub struct RotationView {
     pub since: Option<String>,
     /// Who holds back the next step.
     pub waits_for: Vec<WaitView>,
-    /// After the former authority was removed: the clients whose files, made during the rotation, trust it for ever.
+    /// After the former authority was removed: the clients whose files, made during the rotation, trust it until
+    /// `weir cluster trust` removes it from them.
     #[serde(default)]
     pub trust_former: Vec<String>,
     /// False for a dry run.
@@ -336,4 +337,16 @@ pub struct ClientMade {
     pub directory: PathBuf,
     /// When its certificate ends: RFC 3339, UTC.
     pub certificate_ends: String,
+}
+
+/// The authorities that a client's files name.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.cluster-trust/1")]
+pub struct ClientTrust {
+    /// The directory with the files.
+    pub directory: PathBuf,
+    /// The fingerprints of the authorities that they name now (SHA-256).
+    pub authorities: Vec<String>,
+    /// Those that were removed from them.
+    pub removed: Vec<String>,
 }

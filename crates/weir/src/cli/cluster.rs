@@ -18,6 +18,7 @@ Examples:
   weir cluster revoke n2 --reason stolen
   weir cluster revoke --token 0123456789abcdef
   weir cluster rotate                  on the host with the authority's key
+  weir cluster trust --directory eve   after `rotate --finish`
   weir cluster client guest --export db --directory guest
   nbdinfo 'nbds://10.0.0.1/db?tls-certificates=guest'
   weir cluster client eve --role viewer --directory eve
@@ -120,6 +121,17 @@ pub enum ClusterCommand {
         /// Do not wait until the nodes have new certificates.
         #[arg(long)]
         no_wait: bool,
+    },
+    /// Remove from a client's files the authorities that the cluster does not trust any more.
+    ///
+    /// Files that `weir cluster client` makes during a rotation name both authorities. Run this after `weir cluster rotate --finish` where
+    /// the files are, in particular if the key of the former authority was stolen. It replaces ca-cert.pem at once, and adds no
+    /// authority. Restart programs that have read the file. The node that is asked is chosen by --api, and by --credentials if that is
+    /// another host's.
+    Trust {
+        /// The directory with the client's three files.
+        #[arg(long, value_name = "DIR")]
+        directory: PathBuf,
     },
     /// Copy the registry of one machine to etcd.
     ///

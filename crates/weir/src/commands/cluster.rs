@@ -15,7 +15,7 @@ use weir_node::config::Config;
 use weir_node::timestamps::rfc3339;
 
 use super::confirm::confirm;
-use super::{migrate_registry, rotation};
+use super::{migrate_registry, rotation, trust};
 use crate::cli::{ClusterCommand, OwnArgs};
 use crate::cluster::any_node;
 use crate::failure::Failure;
@@ -82,6 +82,9 @@ pub fn run(global: &Global, command: ClusterCommand) -> Result<(), Failure> {
         }
         ClusterCommand::MigrateRegistry { config, from, dry_run } => {
             migrate_registry::run(global, &config, &from, dry_run)
+        }
+        ClusterCommand::Trust { directory } => {
+            print(global.output, &trust::run(&any_node(global)?, &directory)?, trust::text)
         }
         ClusterCommand::Client { name, role, exports, directory, ttl } => {
             let (exports, ttl_seconds, csr) = (exports.into_iter().collect(), ttl.0.as_secs(), String::new());

@@ -18,6 +18,7 @@ pub mod profile;
 mod rotation;
 mod status;
 mod top;
+mod trust;
 mod volume;
 
 use clap_complete::env::Shells;

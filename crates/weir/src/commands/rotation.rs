@@ -23,7 +23,8 @@ const STUCK_BY_FORCE: Duration = Duration::from_secs(5);
 const BACK_UP: &str = "the directory of keys now: the new key is in it, and on no other host";
 
 /// What removing the former authority does not reach.
-const TRUST_FORMER: &str = "these clients' files, made during the rotation, still trust the former authority; needed if its key was stolen";
+const TRUST_FORMER: &str = "these clients' files, made during the rotation, still trust the former authority: `weir cluster trust --directory DIR` removes \
+                            it from them; needed if its key was stolen";
 
 /// Takes the step, and waits until the nodes that run have followed.
 pub fn run(client: &Client, rotate: Rotate, no_wait: bool) -> Result<RotationView, Failure> {
@@ -112,7 +113,7 @@ pub fn text(view: &RotationView) -> String {
         }
         _ => "",
     };
-    let make_again = match trust_former.is_empty() {
+    let trust_former = match trust_former.is_empty() {
         true => String::new(),
         false => format!("{}: {TRUST_FORMER}", trust_former.join(", ")),
     };
@@ -125,6 +126,6 @@ pub fn text(view: &RotationView) -> String {
         (if *done { "waits for" } else { "would wait for" }, waits.join("; ")),
         ("next step", next.to_owned()),
         ("back up", back_up.to_owned()),
-        ("make again", make_again),
+        ("trust", trust_former),
     ])
 }
