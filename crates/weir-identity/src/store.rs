@@ -263,12 +263,19 @@ impl Store {
         self.authority().is_ok_and(|present| present.certificate().fingerprint() == expected)
     }
 
-    /// Removes the authority that was to follow, after a rotation was abandoned.
+    /// Removes the authority that was to follow, after the rotation to `abandoned` was taken back. That of another rotation stays.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub fn forget_next_authority(&self) -> Result<(), StoreError> {
-        self.remove(NEXT)
+    pub fn forget_next_authority(&self, abandoned: Fingerprint) -> Result<(), StoreError> {
+        let _lock = self.lock(&self.directory.join(NEXT))?;
+        match self.next_authority() {
+            Ok(next) if next.certificate().fingerprint() != abandoned => Ok(()),
+            // A damaged one can sign nothing, and would be in the way of every other rotation.
+            Ok(_) | Err(StoreError::Damaged { .. }) => self.remove(NEXT),
+            Err(StoreError::Missing { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Stores the credentials of a node that had none.

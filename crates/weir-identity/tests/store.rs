@@ -109,8 +109,16 @@ fn the_authority_that_follows_waits_beside_the_present_one() {
     assert_eq!(store.authority().unwrap().certificate(), next.certificate());
     assert_eq!(files(root.path()), ["ca.pem"]);
     store.create_next_authority(&ca).unwrap();
-    store.forget_next_authority().unwrap();
+    store.forget_next_authority(expected).unwrap();
+    assert_eq!(files(root.path()), ["ca-next.pem", "ca.pem"], "it is that of another rotation");
+    store.forget_next_authority(ca.certificate().fingerprint()).unwrap();
     assert_eq!(files(root.path()), ["ca.pem"]);
+    fs::write(root.path().join("ca-next.pem"), &whole[..whole.len() / 2]).unwrap();
+    chmod(&root.path().join("ca-next.pem"), 0o600);
+    for _ in 0..2 {
+        store.forget_next_authority(expected).unwrap();
+        assert_eq!(files(root.path()), ["ca.pem"]);
+    }
 }
 
 #[test]

@@ -130,6 +130,8 @@ impl Admitted {
 #[derive(Debug)]
 pub struct NodeIdentity {
     store: Store,
+    /// The steps of a rotation of the authority take turns.
+    rotation: tokio::sync::Mutex<()>,
     name: Name,
     tls: Tls,
     own: Arc<CredentialStore>,
@@ -178,6 +180,7 @@ impl NodeIdentity {
         let peer_server = Arc::new(tls.peer_server(&own)?);
         let identity = NodeIdentity {
             store,
+            rotation: tokio::sync::Mutex::default(),
             name: own_name,
             tls,
             own,
@@ -228,10 +231,16 @@ impl NodeIdentity {
         Ok(())
     }
 
-    /// The directory of keys, for renewals and rotations.
+    /// The directory of keys.
     #[must_use]
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// The directory of keys, and the lock of whoever takes a step of a rotation with it.
+    #[must_use]
+    pub fn rotation(&self) -> (&Store, &tokio::sync::Mutex<()>) {
+        (&self.store, &self.rotation)
     }
 
     /// The name in the certificate: this node's.

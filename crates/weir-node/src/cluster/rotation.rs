@@ -8,6 +8,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Mutex;
 use weir_cluster::records::keys;
 use weir_cluster::registry::{Registry, Transaction};
 use weir_identity::{
@@ -119,17 +120,19 @@ fn wait(obstacle: &Obstacle) -> WaitView {
     WaitView { kind: kind.into(), name, reason: reason.into(), ends: ends.map(time) }
 }
 
-/// Begins a rotation, goes on with it, ends it or takes it back. `is_there`: whether the node of a name runs, or may run.
+/// Begins a rotation, goes on with it, ends it or takes it back. `turns`: one of all steps in this directory of keys is taken at a
+/// time, because each changes the record and the files. `is_there`: whether the node of a name runs, or may run.
 ///
 /// # Errors
 /// This node does not have the key; the step is not the one that follows; someone still depends on the former authority.
 pub async fn rotate(
     registry: &dyn Registry,
-    store: &Store,
+    (store, turns): (&Store, &Mutex<()>),
     wanted: Rotate,
     is_there: impl Fn(&str) -> bool,
     now: u64,
 ) -> Result<RotationView, ApiError> {
+    let _turn = turns.lock().await;
     for _ in 0..ATTEMPTS {
         let snapshot = Snapshot::read(registry).await?;
         let signer = snapshot.signer()?.fingerprint();
@@ -145,8 +148,8 @@ pub async fn rotate(
         if !write(registry, transaction(&snapshot, &next, step.withdrawn, now)).await? {
             continue;
         }
-        if wanted.abandon {
-            store.forget_next_authority()?;
+        if let (true, Authorities::Introducing { next, .. }) = (wanted.abandon, &seen.authorities) {
+            store.forget_next_authority(next.certificate().fingerprint())?;
         }
         promote(store, next.signer().fingerprint())?;
         let trust_former = if wanted.finish { trust_former(&snapshot, signer, now) } else { Vec::new() };
@@ -386,7 +389,7 @@ pub async fn keep(node: Arc<Node>) {
     let Some(identity) = node.identity.clone() else { return };
     let mut told = String::new();
     loop {
-        let advanced = advance(&*node.registry, identity.store(), unix_seconds()).await;
+        let advanced = advance(&*node.registry, identity.rotation(), unix_seconds()).await;
         let advanced = advanced.unwrap_or_else(|error| {
             let reason = error.to_string();
             if reason != told {
@@ -431,7 +434,12 @@ struct Advanced {
 }
 
 /// Goes on with a rotation if this node can.
-async fn advance(registry: &dyn Registry, store: &Store, now: u64) -> Result<Advanced, ApiError> {
+async fn advance(
+    registry: &dyn Registry,
+    (store, turns): (&Store, &Mutex<()>),
+    now: u64,
+) -> Result<Advanced, ApiError> {
+    let _turn = turns.lock().await;
     let snapshot = Snapshot::read(registry).await?;
     let Some(seen) = Seen::of(&snapshot, now) else { return Ok(Advanced::default()) };
     promote(store, seen.authorities.signer().fingerprint())?;

@@ -110,13 +110,13 @@ impl Operations {
     /// # Errors
     /// As [`Operations::cluster`]; this node does not have the key; someone still depends on the former authority.
     pub async fn rotate(&self, wanted: Rotate) -> Answer<RotationView> {
-        let store = self.identity()?.store();
+        let keys = self.identity()?.rotation();
         let before = changes::list(&*self.node.registry, now()).await?.rotation;
         let nodes = self.nodes();
         // One that is isolated may serve its disks without the registry.
         let runs = |one: &NodeView| !one.peer_address.is_empty() || one.state == NodeView::ISOLATED;
         let is_there = |name: &str| nodes.iter().any(|one| one.name == name && runs(one));
-        let view = rotation::rotate(&*self.node.registry, store, wanted, is_there, now()).await?;
+        let view = rotation::rotate(&*self.node.registry, keys, wanted, is_there, now()).await?;
         let phase_before = before.as_ref().map_or(RotationView::SETTLED, |it| &*it.phase);
         if view.done && view.phase != phase_before {
             let authority = &view.authority;

@@ -14,6 +14,7 @@ struct Cluster {
     directory: tempfile::TempDir,
     registry: Embedded,
     store: Store,
+    turns: Mutex<()>,
 }
 
 impl Cluster {
@@ -28,7 +29,7 @@ impl Cluster {
         let config = Config::parse(&text, std::path::Path::new("weir.toml")).unwrap();
         setup::init(&config, &registry, &[], NOW).await.unwrap();
         let store = Store::open(&directory.path().join("keys")).unwrap();
-        let cluster = Cluster { directory, registry, store };
+        let cluster = Cluster { directory, registry, store, turns: Mutex::default() };
         cluster.announces("n1").await;
         cluster
     }
@@ -69,11 +70,11 @@ impl Cluster {
     }
 
     async fn rotate(&self, wanted: Rotate, running: &[&str]) -> Result<RotationView, ApiError> {
-        rotate(&self.registry, &self.store, wanted, |name| running.contains(&name), NOW).await
+        rotate(&self.registry, (&self.store, &self.turns), wanted, |name| running.contains(&name), NOW).await
     }
 
     async fn advance(&self) -> Option<Fingerprint> {
-        advance(&self.registry, &self.store, NOW).await.unwrap().signs
+        advance(&self.registry, (&self.store, &self.turns), NOW).await.unwrap().signs
     }
 
     fn signing(&self) -> Fingerprint {
@@ -211,6 +212,29 @@ async fn the_end_names_the_clients_whose_files_trust_the_former_authority() {
     assert!(cluster.advance().await.is_none() && cluster.snapshot().await.trusted().len() == 1);
 }
 
+/// Two operators at once: whichever comes first, a rotation that is under way has its key.
+#[tokio::test]
+async fn steps_that_cross_leave_every_rotation_its_key() {
+    let cluster = Cluster::new().await;
+    for _ in 0..50 {
+        cluster.rotate(BEGIN, &["n1"]).await.unwrap();
+        let (taken_back, begun, again) = tokio::join!(
+            cluster.rotate(ABANDON, &["n1"]),
+            cluster.rotate(BEGIN, &["n1"]),
+            cluster.rotate(BEGIN, &["n1"])
+        );
+        assert!(taken_back.is_ok() && begun.is_ok() && again.is_ok(), "{taken_back:?} {begun:?} {again:?}");
+        let (authorities, _) = cluster.snapshot().await.authorities.unwrap();
+        match &authorities {
+            Authorities::Introducing { next, .. } => {
+                assert!(is_next_here(&cluster.store, next.certificate()).unwrap());
+                cluster.rotate(ABANDON, &["n1"]).await.unwrap();
+            }
+            _ => assert!(matches!(cluster.store.next_authority(), Err(StoreError::Missing { .. }))),
+        }
+    }
+}
+
 /// With the key of a former authority, or without any, a node takes no step.
 #[tokio::test]
 async fn only_the_node_with_the_key_rotates() {
@@ -219,10 +243,11 @@ async fn only_the_node_with_the_key_rotates() {
     cluster.announces("n1").await;
     let other = Store::open(&cluster.directory.path().join("other")).unwrap();
     other.create_authority(&cluster.store.authority().unwrap()).unwrap();
-    let at = |store| rotate(&cluster.registry, store, BEGIN, |_| true, NOW);
+    let turns = Mutex::default();
+    let at = |store| rotate(&cluster.registry, (store, &turns), BEGIN, |_| true, NOW);
     let error = at(&other).await.unwrap_err();
     assert!(error.message.contains("the key of the new certificate authority"), "{error}");
-    assert_eq!(advance(&cluster.registry, &other, NOW).await.unwrap().signs, None);
+    assert_eq!(advance(&cluster.registry, (&other, &turns), NOW).await.unwrap().signs, None);
     assert!(cluster.advance().await.is_some());
     // A node says that it signs when it has heard of the step.
     cluster.announces("n1").await;
