@@ -199,6 +199,21 @@ impl Revocations {
         list
     }
 
+    /// The list with the certificates that `known` has, until they have expired on every clock: one that was revoked never counts
+    /// again, so a list without it is of earlier, as after the registry was restored from a backup. A *name* may count again.
+    #[must_use]
+    pub fn with_certificates_of(&self, known: &Revocations, now: u64) -> Revocations {
+        let mut list = self.clone();
+        for (serial, revoked) in known.pruned(now).serials {
+            let one = list.serials.entry(serial).or_insert_with(|| revoked.clone());
+            // Of earlier, too: since then it was revoked for another reason than a newer certificate.
+            if one.replaced && !revoked.replaced {
+                *one = revoked;
+            }
+        }
+        list
+    }
+
     /// The list without certificates that have expired on every clock.
     #[must_use]
     pub fn pruned(&self, now: u64) -> Revocations {

@@ -397,7 +397,8 @@ impl NodeIdentity {
     }
 
     /// The registry has other authorities or revocations: uses both for handshakes from now on, and ends the open connections
-    /// that they do not cover; `ended` gets why, for each. Then stores both: what this node announces must survive a restart.
+    /// that they do not cover; `ended` gets why, for each. Then stores both: what this node announces must survive a restart. A
+    /// certificate whose revocation this node has heard of stays revoked, whatever the registry says since.
     ///
     /// # Errors
     /// The authorities are not of one cluster, and the former trust stays; or a file cannot be written, and the new trust holds
@@ -409,6 +410,7 @@ impl NodeIdentity {
         mut ended: impl FnMut(Mistrust),
     ) -> Result<(), IdentityError> {
         let former = self.tls.trust.get();
+        let revoked = revoked.with_certificates_of(former.revoked(), now());
         let other_trust = |source| IdentityError::Trust { directory: PathBuf::from("the registry"), source };
         let trust =
             Trust::new(former.cluster(), authorities.clone(), revoked.clone()).map_err(other_trust)?;
@@ -565,6 +567,11 @@ pub(crate) mod tests {
         let nobody = |why: Mistrust| panic!("{why}");
         assert!(identity.set_trust(Vec::new(), Revocations::default(), nobody).is_err());
         assert_eq!(identity.store().revocations().unwrap(), list, "revoked after a restart, too");
+        // The registry was restored from a backup of before.
         identity.set_trust(authorities, Revocations::default(), nobody).unwrap();
+        assert!(open(&bad).0.unwrap_err().contains("revoked"), "its certificate never counts again");
+        assert_eq!(identity.store().revocations().unwrap().serials, list.serials);
+        let again = certificate("n2");
+        assert!(open(&again).0.is_ok(), "a host that was readmitted under the name");
     }
 }
