@@ -62,6 +62,10 @@ impl DiskTask {
     }
 
     async fn export(&mut self, accept_loss: bool) -> Result<(), ApiError> {
+        // Before a claim: the deletion rests on the record as it is.
+        self.check_not_deleted().map_err(|reason| {
+            ApiError::new(ApiErrorKind::Refused, format!("disk {} cannot be opened: {reason}", self.name))
+        })?;
         self.refresh(PATIENCE).await;
         let record = self.known()?;
         let me = self.me.clone();

@@ -70,8 +70,17 @@ impl DiskTask {
         }
     }
 
+    /// The removal would take the file away from under the opened disk.
+    pub(super) fn check_not_deleted(&self) -> Result<(), String> {
+        match self.node.intents.is_being_deleted(&self.name) {
+            true => Err("it is being deleted; `weir events` tells the end of that".into()),
+            false => Ok(()),
+        }
+    }
+
     /// Opens the disk on its shard.
     pub(super) async fn open(&mut self, record: &DiskRecord) -> Result<(), String> {
+        self.check_not_deleted()?;
         let session = *self.node.session.leased().borrow();
         let record = self.record_to_open(record).await?;
         let arrival = self.arrival(&record);

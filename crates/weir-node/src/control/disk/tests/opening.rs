@@ -81,6 +81,29 @@ async fn a_loss_is_not_accepted_for_a_backing_that_cannot_be_opened() {
     assert_eq!((now.owner, now.mode), (Some(NodeRef::new("a", 1)), Mode::WriteThrough));
 }
 
+/// A forced deletion removes the file while the storage takes its time.
+#[tokio::test]
+async fn a_disk_that_is_being_deleted_is_not_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    volume(&*node.registry, directory.path(), 7).await;
+    let record = disk_of_a(&node, |_| {}).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    let mut export = async || {
+        let (done, answer) = oneshot::channel();
+        task.on_request(Request::Export { accept_loss: false, done }).await;
+        answer.await.unwrap()
+    };
+    let deletion = node.intents.begin_deletion("d").unwrap();
+    let refused = export().await.unwrap_err();
+    assert!(refused.kind == ApiErrorKind::Refused && refused.message.contains("being deleted"), "{refused}");
+    let (_, now) = change::read(&*node.registry, "d").await.unwrap();
+    assert_eq!(now, record, "the deletion rests on the record as it is");
+    assert!(told.try_recv().is_err(), "nothing is opened");
+    drop(deletion);
+    export().await.unwrap();
+}
+
 /// Where the volume is not mounted, a file of the same name is another disk's.
 #[tokio::test]
 async fn a_file_grows_only_in_its_volume() {
