@@ -350,7 +350,7 @@ pub fn release(record: &DiskRecord, owner: &NodeRef, epoch: u64, dirty: u64) -> 
         return Err(Refusal::StillDirty { bytes: dirty });
     }
     let mut next = next(record)?;
-    (next.owner, next.follower, next.heir) = (None, None, None);
+    (next.owner, next.follower, next.heir, next.home) = (None, None, None, None);
     next.replicas.clear();
     next.guards.clear();
     next.mode = Mode::WriteThrough;
@@ -452,6 +452,15 @@ pub fn set_follower(
     Ok(DiskRecord { follower: follower.cloned(), ..record.clone() })
 }
 
+/// Forgets the node that the disk returns to. Changes neither owner nor replica set, so the epoch is unchanged.
+///
+/// # Errors
+/// [`Refusal::Fenced`].
+pub fn forget_home(record: &DiskRecord, owner: &NodeRef, epoch: u64) -> Result<DiskRecord, Refusal> {
+    check_owner(record, owner, epoch)?;
+    Ok(DiskRecord { home: None, ..record.clone() })
+}
+
 /// The record in the next epoch, otherwise unchanged.
 fn next(record: &DiskRecord) -> Result<DiskRecord, Refusal> {
     record.check().map_err(|error| Refusal::BadRecord { reason: error.to_string() })?;
@@ -473,6 +482,8 @@ fn succeed(record: &DiskRecord, owner: &NodeRef, by: &NodeRef) -> Result<DiskRec
     next.former.push(FormerOwner { node: owner.clone(), epoch: record.epoch, set });
     next.owner = Some(by.clone());
     next.guards.clear();
+    // It is of the owner's stay on this node. A drain that hands the disk over names it anew.
+    next.home = None;
     // Its guest may already run there, and needs the disk wherever it is now.
     next.follower = next.follower.filter(|follower| follower.node != by.node);
     Ok(next)

@@ -307,6 +307,29 @@ fn the_life_cycle_of_a_write_back_disk() {
     assert_eq!((lossy.owner.as_ref(), lossy.effective()), (Some(&a), Policy::WriteThrough));
 }
 
+/// A node that a drain has emptied long ago does not get disks that have had another life since.
+#[test]
+fn the_home_of_a_disk_ends_with_the_stay_elsewhere() {
+    let [a, b] = ["a", "b"].map(|name| NodeRef::new(name, 1));
+    let owned = claim_free(&disk(Policy::WriteBack(1)), &a).unwrap();
+    let owned = change_replicas(&owned, &a, 1, std::slice::from_ref(&b), Mode::WriteBack, 0).unwrap();
+    let away = DiskRecord { home: Some("c".into()), ..owned };
+    let ended = [
+        release(&away, &a, 2, 0),
+        pass_on(&away, &a, 2, 0, &b),
+        take_over(&away, &b, &gone(&a, Gone::Stopped)),
+        accept_loss(&away, &b, &gone(&a, Gone::Stopped)),
+        hand_over(&away, &a, 2, &b),
+        forget_home(&away, &a, 2),
+    ];
+    assert!(ended.iter().all(|next| next.as_ref().unwrap().home.is_none()), "{ended:?}");
+    assert_eq!(forget_home(&away, &a, 2).unwrap(), DiskRecord { home: None, ..away.clone() }, "only that");
+    assert!(forget_home(&away, &b, 2).is_err() && forget_home(&away, &a, 1).is_err());
+    let kept =
+        [set_policy(&away, Caller::Owner { node: &a, epoch: 2 }, Policy::WriteThrough), renew(&away, &a, 2)];
+    assert!(kept.iter().all(|next| next.as_ref().unwrap().home.as_deref() == Some("c")), "{kept:?}");
+}
+
 #[test]
 fn a_restarted_replica_has_no_copy() {
     let [a, b] = ["a", "b"].map(|name| NodeRef::new(name, 1));

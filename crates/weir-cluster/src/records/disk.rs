@@ -209,7 +209,7 @@ pub struct DiskRecord {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub follower: Option<NodeRef>,
     /// The node that a drain has moved the disk away from: it moves back there when that node takes disks again. Ends when an
-    /// operator moves the disk.
+    /// operator moves or closes the disk, another node takes it over, or that node is removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub home: Option<String>,
     /// The process that is to claim a disk without an owner, which its last owner has moved there; once it is gone, any node. Not the

@@ -158,6 +158,19 @@ impl DiskTask {
         }
     }
 
+    /// A node that was removed gets no disks back, also if another of its name joins.
+    pub(super) async fn settle_home(&mut self, record: &DiskRecord) {
+        let open = matches!(self.local, Local::Open { .. });
+        let Some(home) = record.home.as_ref().filter(|_| open) else { return };
+        if self.node.records.node_states().nodes.contains_key(home) {
+            return;
+        }
+        let me = self.me.clone();
+        if let Err(error) = self.change(|record| ownership::forget_home(record, &me, record.epoch)).await {
+            self.later(&error);
+        }
+    }
+
     /// The record, while this node owns the disk and has it open.
     fn owned(&mut self) -> Result<DiskRecord, ApiError> {
         let record = self.known()?;

@@ -325,6 +325,7 @@ impl DiskTask {
         match (decision, record) {
             (Decision::Nothing, Some(record)) => {
                 self.settle_follower(&record).await;
+                self.settle_home(&record).await;
                 self.settle_guards(&record).await;
                 self.settle_leaving(&record).await;
                 return self.settle_former(&record).await;

@@ -26,7 +26,7 @@ use crate::control::faulty_registry::{FaultyRegistry, RegistryFaults};
 use crate::control::node::{Here, Journal};
 use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
-use crate::control::{LogCapacity, Shards};
+use crate::control::{LogCapacity, Shards, node_states};
 use crate::shard::ShardQueue;
 
 /// Longer than anything here takes on any machine.
@@ -149,6 +149,31 @@ async fn a_follower_that_is_gone_is_struck_off() {
     assert_eq!((now.follower, now.epoch), (None, 3));
     let command = told.recv().await.unwrap();
     assert!(command.contains("Successor") && command.contains("None"), "{command}");
+}
+
+/// A node of the same name that joins later is another one.
+#[tokio::test]
+async fn a_removed_node_is_no_disks_home() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let mut states = node.records.changes();
+    let joined = node_state::Event::Present { node: "b".into() };
+    node_states::change(&node, &joined, node.session.guard()).await.unwrap();
+    while !node.records.node_states().nodes.contains_key("b") {
+        states.next().await;
+    }
+    let record = disk_of_a(&node, |record| record.home = Some("b".into())).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    task.settle_home(&record).await;
+    assert_eq!(task.record().unwrap().home, record.home, "it has been drained, and is there");
+    node_states::remove(&node, "b").await.unwrap();
+    while node.records.node_states().nodes.contains_key("b") {
+        states.next().await;
+    }
+    task.settle_home(&record).await;
+    let (_, now) = change::read(&*node.registry, "d").await.unwrap();
+    assert_eq!((now.home, now.epoch), (None, 3));
 }
 
 /// The open disk serves clients of the follower alone, so it has to know each change.
