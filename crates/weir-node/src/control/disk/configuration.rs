@@ -22,9 +22,26 @@ impl DiskTask {
         let configuration = self.tell_configuration(record);
         self.send(Command::Configured { disk: disk.clone(), configuration }).await;
         if self.told_policy.replace(record.policy) != Some(record.policy) {
-            self.send(Command::SetPolicy { disk, wanted_replicas: wanted_replicas(record.policy) }).await;
+            self.send(Command::SetPolicy { disk, wanted_replicas: self.wanted_replicas(record) }).await;
         }
         self.tell_limit(record).await;
+    }
+
+    /// What the open disk is to want: `None` is write-through.
+    fn wanted_replicas(&self, record: &DiskRecord) -> Option<usize> {
+        match record.policy {
+            _ if self.empties => None,
+            Policy::WriteThrough => None,
+            policy @ (Policy::WriteBack(_) | Policy::Strict(_)) => Some(policy.replicas()),
+        }
+    }
+
+    /// Has the disk be write-through for a while, with an empty log, or as its policy says again.
+    pub(super) async fn set_empties(&mut self, record: &DiskRecord, empties: bool) {
+        if std::mem::replace(&mut self.empties, empties) != empties {
+            let wanted_replicas = self.wanted_replicas(record);
+            self.send(Command::SetPolicy { disk: self.name.clone(), wanted_replicas }).await;
+        }
     }
 
     /// Has the open disk keep to the record's limit.
@@ -45,7 +62,7 @@ impl DiskTask {
             epoch: record.epoch,
             replicas: record.replicas.iter().map(|replica| replica.node.clone()).collect(),
             write_back: record.mode == Mode::WriteBack,
-            wanted_replicas: wanted_replicas(record.policy),
+            wanted_replicas: self.wanted_replicas(record),
             // A copy that is to go in any case takes the disk to write-through when no other node can have it.
             strict: record.policy.is_strict() || !dropped.is_empty(),
             misplaced: misplaced.into_iter().map(str::to_owned).chain(dropped).collect(),
@@ -82,11 +99,4 @@ pub(super) fn rate(limit: Limit) -> Option<Rate> {
     let (iops, bytes_per_second) = (per_second(iops), per_second(bytes_per_second));
     let burst = Duration::from_millis(burst_ms);
     (iops.is_some() || bytes_per_second.is_some()).then_some(Rate { iops, bytes_per_second, burst })
-}
-
-pub(super) fn wanted_replicas(policy: Policy) -> Option<usize> {
-    match policy {
-        Policy::WriteThrough => None,
-        Policy::WriteBack(_) | Policy::Strict(_) => Some(policy.replicas()),
-    }
 }

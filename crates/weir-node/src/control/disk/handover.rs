@@ -17,6 +17,13 @@ use crate::shard::messages::Command;
 /// Longest time for the successor to get its copy of the log.
 const FILL: Duration = Duration::from_secs(40);
 
+/// Longest time for a disk without copies to empty its log: gigabytes at what a busy storage takes. The drain of its node has other
+/// disks to move, and an operator's command has 60 s.
+const EMPTIED: Duration = Duration::from_secs(40);
+
+/// Pause between two looks at what a disk has at its backing.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 /// Longest time for the registry to answer before a disk is handed over.
 const ANSWER: Duration = Duration::from_secs(1);
 
@@ -34,11 +41,16 @@ impl DiskTask {
             // Closing it would be for as long as the registry is away (P12).
             self.check_registry().await?;
             // No node holds a copy of the log for the successor: it has to start from the backing.
-            self.release_with(|record, me, epoch, dirty| {
-                let home = why.home(record.home.clone(), &me.node);
-                Ok(DiskRecord { home, ..ownership::pass_on(record, me, epoch, dirty, to)? })
-            })
-            .await?;
+            let passed_on = match self.settle_to_close(&record).await {
+                Ok(()) => self.pass_on(to, why).await,
+                Err(error) => Err(error),
+            };
+            // Closed or not, it is opened as its policy says.
+            self.set_empties(&record, false).await;
+            if passed_on.is_err() && self.local != Local::Closed {
+                self.resume_clients().await;
+            }
+            passed_on?;
             self.event("moved", format!("from {} to {}, 0 bytes dirty", self.me.node, to.node));
             return Ok(0);
         }
@@ -52,6 +64,14 @@ impl DiskTask {
             self.resume_clients().await;
         }
         moved
+    }
+
+    async fn pass_on(&mut self, to: &NodeRef, why: Why) -> Result<(), ApiError> {
+        self.release_with(|record, me, epoch, dirty| {
+            let home = why.home(record.home.clone(), &me.node);
+            Ok(DiskRecord { home, ..ownership::pass_on(record, me, epoch, dirty, to)? })
+        })
+        .await
     }
 
     /// The node that asks may know an older record than this owner: once following has ended, nobody's write moves the disk.
@@ -195,27 +215,40 @@ impl DiskTask {
         let node = to.map(|to| to.node.clone());
         self.send(Command::Successor { disk: disk.clone(), node }).await;
         let Some(to) = to else { return Ok(()) };
-        let deadline = Nanos::now() + FILL;
-        while !self.known()?.is_replica(to) {
+        let replica = to.clone();
+        let late = format!("cannot move to {}: it has no complete copy after {FILL:?}", to.node);
+        self.until(FILL, late, |record| record.is_replica(&replica), Some(to)).await
+    }
+
+    /// Waits until the record is as it should be, for so long at most; or until the node that it is `for_node` is gone or takes no
+    /// disks. Guests go on meanwhile.
+    async fn until(
+        &mut self,
+        limit: Duration,
+        late: String,
+        is_done: impl Fn(&DiskRecord) -> bool,
+        for_node: Option<&NodeRef>,
+    ) -> Result<(), ApiError> {
+        let unavailable = |message: String| Err(ApiError::new(ApiErrorKind::Unavailable, message));
+        let (disk, deadline) = (self.name.clone(), Nanos::now() + limit);
+        while !is_done(&self.known()?) {
             self.catch_up().await;
             if self.is_taken() {
-                let message = format!("another node owns disk {disk} by now");
-                return Err(ApiError::new(ApiErrorKind::Unavailable, message));
+                return unavailable(format!("another node owns disk {disk} by now"));
             }
-            // It may have been drained since this began.
-            self.check_takes_disks(&to.node)?;
-            let gone = !is_live(&self.node.records.nodes.now(), to);
-            if gone || Nanos::now() >= deadline {
-                let reason = if gone {
-                    "it is gone".into()
-                } else {
-                    format!("it has no complete copy after {FILL:?}")
-                };
-                let message =
-                    format!("disk {disk} cannot move to {}: {reason}; it stays where it is", to.node);
-                return Err(
-                    ApiError::new(ApiErrorKind::Unavailable, message).hint("`weir events` may say why")
-                );
+            if let Some(to) = for_node {
+                // It may have been drained since this began.
+                self.check_takes_disks(&to.node)?;
+                if !is_live(&self.node.records.nodes.now(), to) {
+                    let node = &to.node;
+                    return unavailable(format!(
+                        "disk {disk} cannot move to {node}: it is gone; it stays where it is"
+                    ));
+                }
+            }
+            if Nanos::now() >= deadline {
+                return unavailable(format!("disk {disk} {late}; it stays where it is"))
+                    .map_err(|error| error.hint("`weir events` may say why"));
             }
             self.settle_meanwhile().await;
             let look_again = deadline.min(Nanos::now() + Duration::from_millis(100));
@@ -226,6 +259,46 @@ impl DiskTask {
             }
         }
         Ok(())
+    }
+
+    /// Has a disk without copies ready to be closed in a moment: its log empty, and no request at its backing. Nothing of this is
+    /// final, unlike the closing, which would last for as long as its storage does not answer.
+    async fn settle_to_close(&mut self, record: &DiskRecord) -> Result<(), ApiError> {
+        self.empty(record, EMPTIED).await?;
+        self.hold_clients().await?;
+        let deadline = Nanos::now() + HOLD;
+        loop {
+            let shards = self.node.shards.clone();
+            let statuses = self.meanwhile(async move { shards.status().await }).await?;
+            let own = statuses.iter().find(|status| status.disk == self.name && status.role == "owner");
+            let left = own.map_or(0, |status| status.in_flight);
+            if left == 0 {
+                // The closing answers what they have sent meanwhile, and disconnects them.
+                self.resume_clients().await;
+                return Ok(());
+            }
+            if Nanos::now() >= deadline {
+                let requests = if left == 1 { "1 request".to_owned() } else { format!("{left} requests") };
+                let message = format!(
+                    "disk {} stays where it is: its backing has not answered {requests} for {HOLD:?}",
+                    self.name
+                );
+                return Err(ApiError::new(ApiErrorKind::Unavailable, message));
+            }
+            self.meanwhile(weir_task::sleep(LOOK_AGAIN)).await?;
+        }
+    }
+
+    /// Destages the log of a disk without copies, while its guest goes on, and has it write-through from then on. After `limit` it is
+    /// as before.
+    pub(super) async fn empty(&mut self, record: &DiskRecord, limit: Duration) -> Result<(), ApiError> {
+        self.set_empties(record, true).await;
+        let late = format!("cannot be closed: its log is not empty after {limit:?}");
+        let emptied = self.until(limit, late, |record| record.mode == Mode::WriteThrough, None).await;
+        if emptied.is_err() {
+            self.set_empties(record, false).await;
+        }
+        emptied
     }
 
     /// Waits until `to` is in the replica set and nothing is on its way to the backing. Guests go on meanwhile.

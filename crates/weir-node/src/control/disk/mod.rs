@@ -87,6 +87,8 @@ struct DiskTask {
     doubt: Option<u64>,
     /// The shard holds the disk's clients for a move that has not failed so far.
     holds_clients: bool,
+    /// The open disk is told to be write-through, whatever its policy, because it is about to be closed for a move.
+    empties: bool,
     /// A change of the record is under way.
     changing: bool,
     /// A replica has refused this owner, and the registry has not been asked yet.
@@ -141,6 +143,7 @@ impl DiskTask {
             told_leaving: Leaving::default(),
             doubt: None,
             holds_clients: false,
+            empties: false,
             changing: false,
             refused: false,
             sessions: node.rights.sessions(),

@@ -1,6 +1,7 @@
 //! Conditions that end a node's part of a disk, and the notes about it in the registry.
 
 use weir_cluster::registry::Transaction;
+use weir_volume::{BackingOptions, DirVolume, OpenedFile};
 
 use super::*;
 
@@ -59,6 +60,101 @@ async fn every_release_is_noted() {
         let note = node.registry.get(&keys::released("d", epoch, "a")).await.unwrap();
         assert!(note.is_some(), "epoch {epoch}");
     }
+}
+
+/// P9: once its closing has begun, a disk cannot go back. Its guest would wait for as long as the storage hangs.
+#[tokio::test]
+async fn a_disk_whose_backing_does_not_answer_is_not_closed_for_a_move() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    let record = disk_of_a(&node, |_| ()).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    let collector = tokio::spawn(async move {
+        let mut commands = Vec::new();
+        while let Some(command) = told.recv().await {
+            let is_last = command.starts_with("ResumeClients");
+            commands.push(command);
+            if is_last {
+                break;
+            }
+        }
+        commands
+    });
+    let moved = tokio::time::timeout(SOON, task.move_to(&NodeRef::new("b", 1), Why::Drained)).await;
+    let error = moved.expect("it has a limit").unwrap_err();
+    assert!(error.message.contains("stays") && error.message.contains("1 request"), "{error}");
+    let commands = tokio::time::timeout(SOON, collector).await.expect("clients go on").unwrap();
+    assert!(!commands.iter().any(|command| command.starts_with("Close")), "{commands:?}");
+    assert_eq!(task.known().unwrap(), record);
+    assert_eq!(task.local, Local::Open { epoch: 3 });
+}
+
+/// Whoever moves it: the open file is the only way to the data of a file that was deleted.
+#[tokio::test]
+async fn a_disk_whose_file_is_gone_stays_whoever_moves_it() {
+    for (mode, why) in [(Mode::WriteThrough, Why::Drained), (Mode::WriteBack, Why::Requested)] {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, mut told) = node(directory.path()).await;
+        let b = NodeRef::new("b", 1);
+        let record = disk_of_a(&node, |record| {
+            (record.mode, record.replicas) = (mode, vec![b.clone()]);
+            record.replicas.truncate(usize::from(mode == Mode::WriteBack));
+        })
+        .await;
+        let volume = DirVolume::open(directory.path()).unwrap();
+        volume.identify(7).unwrap();
+        volume.create_disk("d", record.size).unwrap();
+        let path = volume.disk_path("d").unwrap();
+        let options = BackingOptions { volume: Some(7), ..BackingOptions::default() };
+        let opened = OpenedFile::open(&path, &options).unwrap();
+        node.here.insert(&record, opened.file());
+        std::fs::remove_file(&path).unwrap();
+        let (mut task, _inbox) = DiskTask::new("d", &node);
+        task.local = Local::Open { epoch: 3 };
+        let refused = task.move_to(&b, why).await.unwrap_err();
+        assert!(refused.message.contains("was deleted"), "{refused}");
+        assert!(told.try_recv().is_err(), "the shard goes on as it was");
+        assert_eq!(task.known().unwrap(), record);
+    }
+}
+
+/// P12: a disk that was closed could not be given to anybody, nor be opened again, for as long as the registry is away.
+#[tokio::test]
+async fn a_disk_without_replicas_stays_open_while_the_registry_is_away() {
+    let directory = tempfile::tempdir().unwrap();
+    let faults = Arc::new(RegistryFaults::default());
+    let (node, mut told) = node_at(directory.path(), Arc::clone(&faults)).await;
+    disk_of_a(&node, |_| ()).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    faults.away.store(true, std::sync::atomic::Ordering::Relaxed);
+    let refused = task.move_to(&NodeRef::new("b", 1), Why::Drained).await.unwrap_err();
+    assert!(refused.message.contains("the registry does not answer"), "{refused}");
+    assert!(told.try_recv().is_err(), "the shard goes on as it was");
+    assert_eq!(task.local, Local::Open { epoch: 3 });
+}
+
+/// Its log is emptied first, as for write-through, while its guest goes on; when that takes too long, it is write-back again.
+#[tokio::test]
+async fn a_disk_without_replicas_is_emptied_before_it_is_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    disk_of_a(&node, |record| (record.policy, record.mode) = (Policy::WriteBack(0), Mode::WriteBack)).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    let record = task.known().unwrap();
+    let error = task.empty(&record, Duration::from_millis(300)).await.unwrap_err();
+    assert!(error.message.contains("its log is not empty"), "{error}");
+    let mut wanted = Vec::new();
+    while wanted.len() < 2 {
+        let command = tokio::time::timeout(SOON, told.recv()).await.unwrap().unwrap();
+        if command.starts_with("SetPolicy") {
+            wanted.push(command.contains("Some(0)"));
+        }
+    }
+    assert_eq!(wanted, [false, true]);
+    assert!(task.tell_configuration(&record).wanted_replicas == Some(0));
 }
 
 /// Following has ended, and the node that followed does not know it yet.
