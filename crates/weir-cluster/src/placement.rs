@@ -134,16 +134,22 @@ pub fn has_copy(record: &DiskRecord, named: &NodeRef, live: &Live) -> bool {
 }
 
 /// The node for a disk that leaves its owner: where it can have the most replicas, up to its policy's number, without the
-/// `exclude`d nodes. Among those, a replica in the order of takeover, then the node with fewer logs, then by the hash of the
+/// `exclude`d nodes; never one of `unfit`, which may have replicas all the same. Among those, a replica in the order of takeover, then the node with fewer logs, then by the hash of the
 /// disk's name. `None`: no node has a copy or room.
 #[must_use]
-pub fn choose_owner(record: &DiskRecord, exclude: &[String], live: &Live) -> Option<String> {
+pub fn choose_owner(
+    record: &DiskRecord,
+    exclude: &[String],
+    unfit: &BTreeSet<String>,
+    live: &Live,
+) -> Option<String> {
     let place = |name: &str| {
         let place = record.replicas.iter().position(|replica| replica.node == name);
         place.filter(|place| has_copy(record, &record.replicas[*place], live))
     };
     let is_free = |node: &&NodeRecord| {
-        !exclude.contains(&node.name) && (place(&node.name).is_some() || node.has_room(record.medium))
+        let may_own = !exclude.contains(&node.name) && !unfit.contains(&node.name);
+        may_own && (place(&node.name).is_some() || node.has_room(record.medium))
     };
     let best = live.values().filter(is_free).max_by_key(|node| {
         let (kept, chosen) = replicas_without(record, &node.name, exclude, live);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 use weir_cluster::node_state::{
-    Cluster, Effect, Event, Leaving, NotRemovable, Reason, Rules, State, barred, hold, leaving, may_remove,
-    plan, step,
+    Cluster, Effect, Event, Leaving, NotRemovable, Reason, Rules, State, Unfit, barred, hold, leaving,
+    may_remove, may_return, plan, step,
 };
 use weir_cluster::placement::{Live, misplaced};
 use weir_cluster::records::{
@@ -361,7 +361,7 @@ proptest! {
     #[test]
     fn a_drain_keeps_the_copies(case in case()) {
         let rules = Rules::default();
-        let plan = plan("n0", &case.disks, &case.live, &case.barred, &rules, case.fewer_copies);
+        let plan = plan("n0", &case.disks, &case.live, &case.barred, &rules, case.fewer_copies, &Unfit::new());
         let named = plan.moves.iter().map(|it| &it.disk).chain(plan.copies.iter().map(|it| &it.disk));
         let named: Vec<&String> = named.chain(plan.refused.iter().map(|it| &it.disk)).collect();
         let unique: BTreeSet<&String> = named.iter().copied().collect();
@@ -398,6 +398,7 @@ proptest! {
                 Reason::FewerCopies { replicas, wanted, .. } => {
                     prop_assert!(!case.fewer_copies && replicas < wanted);
                 }
+                Reason::Unfit { .. } => prop_assert!(false, "all are fit"),
                 Reason::NoTarget => {
                     // Earlier disks of the plan may have taken the room.
                     let roomy = |node: &String| case.takes_disks(node) && case.live[node].space(Medium::Ram).unwrap().free > 15;
@@ -423,7 +424,7 @@ proptest! {
             if !case.live.contains_key(owner) {
                 continue;
             }
-            let Leaving { replaced, dropped } = leaving(disk, owner, &states, &case.live, &rules, 1);
+            let Leaving { replaced, dropped } = leaving(disk, owner, &states, &case.live, &rules, 1, &[]);
             let on_barred: Vec<String> = disk.replicas.iter().map(|replica| replica.node.clone())
                 .filter(|node| case.barred.contains(node)).collect();
             let free = |node: &str| case.live.contains_key(node) && !case.barred.contains(node);
@@ -450,7 +451,7 @@ proptest! {
             case.takes_disks(node) && (has_copy(node) || case.live[*node].has_room(disk.medium))
         });
         let most = targets.map(|target| case.most_replicas(&disk, target)).max();
-        let plan = plan("n0", &case.disks, &case.live, &case.barred, &Rules::default(), case.fewer_copies);
+        let plan = plan("n0", &case.disks, &case.live, &case.barred, &Rules::default(), case.fewer_copies, &Unfit::new());
         match (most, plan.moves.first(), plan.refused.first()) {
             (None, None, Some(refused)) => prop_assert_eq!(&refused.reason, &Reason::NoTarget),
             (Some(most), Some(moved), None) => prop_assert_eq!(moved.replicas, most),
@@ -458,6 +459,70 @@ proptest! {
             other => prop_assert!(false, "{:?}", other),
         }
     }
+}
+
+/// A node that cannot open a disk may keep its log, and is not given the disk.
+#[test]
+fn a_drain_goes_past_a_node_that_cannot_open_a_disk() {
+    let live: Live = (0..3).map(|number| (name(number), node(number, number, 50))).collect();
+    let disks = BTreeMap::from([("d0".to_owned(), disk(0, Policy::WriteBack(1), 0, &[1]))]);
+    let moves = |unfit: &[usize]| {
+        let unfit = Unfit::from([("d0".into(), unfit.iter().map(|number| name(*number)).collect())]);
+        plan("n0", &disks, &live, &BTreeSet::new(), &Rules::default(), false, &unfit)
+    };
+    assert_eq!(moves(&[]).moves[0].to, "n1", "it has the log");
+    let second = moves(&[1]);
+    assert_eq!((&*second.moves[0].to, second.moves[0].replicas), ("n2", 1), "n1 keeps its copy");
+    let none = moves(&[1, 2]);
+    assert!(none.moves.is_empty());
+    assert_eq!(none.refused[0].reason.to_string(), "n1, n2 cannot open it, and no other node can have it");
+}
+
+/// A return is for the operator's convenience: it waits until it costs no copy.
+#[test]
+fn a_disk_returns_only_to_as_many_replicas() {
+    let rack = |number: usize, domain: usize, free: u64| (name(number), node(number, domain, free));
+    let returns =
+        |disk: &DiskRecord, nodes: &[(String, weir_cluster::records::NodeRecord)], barred: &[usize]| {
+            let live: Live = nodes.iter().cloned().collect();
+            may_return(disk, "n0", &live, &barred.iter().map(|number| name(*number)).collect())
+        };
+    // n0 is alone in its domain.
+    let strict = disk(0, "write-back+1in".parse().unwrap(), 1, &[2]);
+    let apart = [rack(0, 0, 50), rack(1, 1, 50), rack(2, 1, 50)];
+    assert!(!returns(&strict, &apart, &[]), "no node beside n0 could have the copy");
+    assert!(returns(&strict, &[&apart[..], &[rack(3, 0, 50)]].concat(), &[]));
+    assert!(!returns(&strict, &[&apart[..], &[rack(3, 0, 0)]].concat(), &[]), "it is full");
+    assert!(!returns(&strict, &[&apart[..], &[rack(3, 0, 50)]].concat(), &[3]), "it is drained");
+    // Where it is, it does not have them either.
+    assert!(returns(&disk(0, "write-back+1in".parse().unwrap(), 1, &[]), &apart[..2], &[]));
+    // The present owner keeps a copy, though its room is taken, by this very disk.
+    let two = [rack(0, 0, 50), rack(1, 1, 0)];
+    assert!(returns(&disk(0, Policy::WriteBack(1), 1, &[0]), &two, &[]));
+    assert!(!returns(&disk(0, Policy::WriteBack(1), 1, &[0]), &two, &[0]));
+    assert!(
+        !returns(&disk(0, Policy::WriteThrough, 1, &[]), &[rack(0, 0, 0), rack(1, 1, 50)], &[]),
+        "no room"
+    );
+    assert!(!returns(&disk(0, Policy::WriteThrough, 1, &[]), &two[1..], &[]), "it is down");
+}
+
+/// The replacement has the last room that there was, and is not in the record until its copy is complete.
+#[test]
+fn a_copy_goes_on_leaving_while_its_replacement_is_filled() {
+    let rules = Rules::default();
+    let drain = Event::Drain { node: name(1), fewer_copies: false };
+    let states = step(&joined(3, &rules), &rules, SECOND, &drain).unwrap().0;
+    let disk = disk(0, Policy::WriteBack(1), 0, &[1]);
+    let replaced = |free: u64, filling: &[NodeRef]| {
+        let live: Live = [0, 1, 2].map(|number| (name(number), node(number, number, free))).into();
+        leaving(&disk, "n0", &states, &live, &rules, SECOND, filling).replaced
+    };
+    assert_eq!(replaced(1, &[]), ["n1"]);
+    assert!(replaced(0, &[]).is_empty(), "nobody has room");
+    assert_eq!(replaced(0, &[NodeRef::new("n2", 1)]), ["n1"]);
+    assert!(replaced(0, &[NodeRef::new("n2", 2)]).is_empty(), "that process is gone");
+    assert!(replaced(0, &[NodeRef::new("n1", 1)]).is_empty());
 }
 
 #[test]

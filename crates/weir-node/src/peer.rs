@@ -12,7 +12,7 @@
 //! | 12 | 1 | length of the disk's name; 0 where all disks are meant |
 //! | 13 | 1 | length of the name of the node that connects |
 //! | 14 | 1 | length of the name of the node that is meant |
-//! | 15 | 1 | purpose: 0 to replicate; 1 as a client, plus 2 with structured replies, plus 4 with `base:allocation`, plus 16 with extended headers, plus 32 if any byte can be addressed; 8 for grants |
+//! | 15 | 1 | purpose: 0 to replicate; 1 as a client, plus 2 with structured replies, plus 4 with `base:allocation`, plus 16 with extended headers, plus 32 if any byte can be addressed; 8 for grants; 64 to ask whether the disk can be opened ([`crate::control::agreement`]) |
 //! | 16 | 8 | incarnation of the process that is meant |
 //! | 24 | … | the three names, UTF-8, in this order |
 //! | length − 4 | 4 | CRC-32C of everything before |
@@ -58,6 +58,8 @@ pub enum Purpose {
     Replicate,
     /// Owners of any disks on the node that connects ask for grants and seals ([`crate::control::grants`]).
     Grants,
+    /// The owner of the disk asks whether this node can open it ([`crate::control::agreement`]).
+    Opens,
     /// Requests of a client of the disk, which has agreed on this ([`weir_nbd::server::Session`]).
     Client {
         /// Reads and errors are answered with structured replies.
@@ -78,11 +80,13 @@ impl Purpose {
     const GRANTS: u8 = 8;
     const EXTENDED: u8 = 16;
     const ANY_BYTE: u8 = 32;
+    const OPENS: u8 = 64;
 
     fn encode(self) -> u8 {
         match self {
             Purpose::Replicate => 0,
             Purpose::Grants => Self::GRANTS,
+            Purpose::Opens => Self::OPENS,
             Purpose::Client { structured_replies, extended_headers, block_sizes, base_allocation } => {
                 let bit = |set: bool, bit: u8| if set { bit } else { 0 };
                 Self::CLIENT
@@ -99,6 +103,7 @@ impl Purpose {
         match byte {
             0 => Some(Purpose::Replicate),
             Self::GRANTS => Some(Purpose::Grants),
+            Self::OPENS => Some(Purpose::Opens),
             byte if byte & Self::CLIENT != 0 && byte & !all == 0 => Some(Purpose::Client {
                 structured_replies: byte & Self::STRUCTURED != 0,
                 extended_headers: byte & Self::EXTENDED != 0,
@@ -279,7 +284,9 @@ mod tests {
             assert_eq!(greeting.encode()[15], byte);
             assert_eq!(read(&greeting.encode()).unwrap(), greeting);
         }
-        assert!([2, 4, 6, 9, 10, 16, 65, 255].into_iter().all(|byte| Purpose::decode(byte).is_none()));
+        let question = Greeting { purpose: Purpose::Opens, ..example() };
+        assert_eq!((question.encode()[15], read(&question.encode()).unwrap()), (64, question));
+        assert!([2, 4, 6, 65, 9, 10, 16, 65, 255].into_iter().all(|byte| Purpose::decode(byte).is_none()));
     }
 
     #[test]

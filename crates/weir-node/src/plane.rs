@@ -25,7 +25,7 @@ use crate::control::node::{Here, Journal, Node};
 use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
 use crate::control::{
-    LogCapacity, Shards, Tasks, admission, capacity, change, copies, flash, grants, node_states,
+    LogCapacity, Shards, Tasks, admission, agreement, capacity, change, copies, flash, grants, node_states,
     provisioning, relocation, supervisor, watchdog,
 };
 use crate::exports;
@@ -264,6 +264,9 @@ pub async fn admit(
             let via = Some(owner);
             exports::attach(node, AcceptedClient { stream, leftover: Vec::new(), session, via });
         }
+        Admission::Opens { record } => {
+            agreement::serve(node, &record, &mut stream).await.map_err(unusable)?
+        }
         Admission::Owner { disk, owner, record } => {
             let (medium, known_epoch) = (log_medium(&record), record.epoch);
             // Held until the shard has the command, so that no other log gets the same room.
@@ -297,6 +300,8 @@ enum Admission {
     Grants { owner: String, place: Place },
     /// Requests of a client on another node, of a disk that is about to move there.
     Client { owner: String, session: Session },
+    /// The owner of a disk, on another node, asks whether this one can open it.
+    Opens { record: Box<DiskRecord> },
     /// The owner of a disk, on another node, has its log replicated here.
     Owner { disk: String, owner: String, record: Box<DiskRecord> },
 }
@@ -329,6 +334,7 @@ impl Admission {
                 };
                 Ok(Admission::Client { owner, session })
             }
+            Purpose::Opens => Ok(Admission::Opens { record: Box::new(owned_by(node, &disk, &owner).await?) }),
             Purpose::Replicate => {
                 let record = Box::new(owned_by(node, &disk, &owner).await?);
                 Ok(Admission::Owner { disk, owner, record })

@@ -9,6 +9,9 @@ use super::state::barred;
 use crate::placement::{Live, choose_owner, has_copy, replicas_without};
 use crate::records::{DiskRecord, Mode, NodeRef, NodeStatesRecord};
 
+/// The nodes that cannot open a disk at present, by disk: they may have copies of its log, and do not own it.
+pub type Unfit = BTreeMap<String, BTreeSet<String>>;
+
 /// The plan of a drain: its steps by disk, in the order of the disks' names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
@@ -54,6 +57,11 @@ pub struct Unmovable {
 pub enum Reason {
     /// No other node can have the disk.
     NoTarget,
+    /// Those that could have the disk cannot open it.
+    Unfit {
+        /// These nodes.
+        nodes: Vec<String>,
+    },
     /// The disk would have fewer copies than its policy requests; a permission overrides this.
     FewerCopies {
         /// The best node to move it to, or the owner that stays.
@@ -71,6 +79,9 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Reason::NoTarget => f.write_str("no other node that takes disks has room for it"),
+            Reason::Unfit { nodes } => {
+                write!(f, "{} cannot open it, and no other node can have it", nodes.join(", "))
+            }
             Reason::FewerCopies { at, replicas, wanted } => {
                 let replica = if *wanted == 1 { "replica" } else { "replicas" };
                 write!(f, "its policy requests {wanted} {replica}, and on {at} it could have {replicas}")
@@ -81,7 +92,7 @@ impl fmt::Display for Reason {
 }
 
 /// Plans the drain of `node` among the `live` nodes. `barred` nodes get nothing. With `fewer_copies`, disks may end with fewer
-/// copies than their policies request; but never without any.
+/// copies than their policies request; but never without any. `unfit` nodes get copies at most.
 #[must_use]
 pub fn plan(
     node: &str,
@@ -90,11 +101,12 @@ pub fn plan(
     barred: &BTreeSet<String>,
     rules: &Rules,
     fewer_copies: bool,
+    unfit: &Unfit,
 ) -> Plan {
     let mut exclude: Vec<String> = barred.iter().filter(|barred| *barred != node).cloned().collect();
     exclude.push(node.to_owned());
     let mut planner =
-        Planner { node, exclude, live: live.clone(), rules, fewer_copies, plan: Plan::default() };
+        Planner { node, exclude, live: live.clone(), rules, fewer_copies, unfit, plan: Plan::default() };
     for disk in disks.values() {
         let owner = disk.owner.as_ref();
         if owner.is_some_and(|owner| owner.node == node && is_there(live, owner)) {
@@ -115,7 +127,29 @@ pub struct Leaving {
     pub dropped: Vec<String>,
 }
 
-/// The replicas that `owner` is to replace. A replica stays if its going would leave fewer copies than the disk's policy requests,
+/// Whether a disk may move back from its owner to `home`: the node is up and not `barred`, has a copy or room, and the disk has as
+/// many replicas there as its policy requests, or at least as many as where it is. Its present owner then has a copy.
+#[must_use]
+pub fn may_return(disk: &DiskRecord, home: &str, live: &Live, barred: &BTreeSet<String>) -> bool {
+    let (Some(owner), Some(node)) = (&disk.owner, live.get(home)) else { return false };
+    let holds = disk.replicas.iter().any(|replica| replica.node == home && has_copy(disk, replica, live));
+    if barred.contains(home) || !(holds || node.has_room(disk.medium)) {
+        return false;
+    }
+    let exclude: Vec<String> = barred.iter().cloned().collect();
+    let replicas_on = |disk: &DiskRecord, owner: &str| {
+        let (kept, chosen) = replicas_without(disk, owner, &exclude, live);
+        kept.len() + chosen.len()
+    };
+    let mut returned = disk.clone();
+    returned.replicas.retain(|replica| replica.node != home);
+    returned.replicas.insert(0, owner.clone());
+    let here = replicas_on(disk, &owner.node);
+    replicas_on(&returned, home) >= here.min(disk.policy.replicas())
+}
+
+/// The replicas that `owner` is to replace; it fills copies on the nodes `filling` at present, which have room for them. A replica
+/// stays if its going would leave fewer copies than the disk's policy requests,
 /// unless its node's drain permits that.
 #[must_use]
 pub fn leaving(
@@ -125,6 +159,7 @@ pub fn leaving(
     live: &Live,
     rules: &Rules,
     now: u64,
+    filling: &[NodeRef],
 ) -> Leaving {
     let barred = barred(states, rules, now);
     let replicas = disk.replicas.iter().map(|replica| &replica.node);
@@ -133,7 +168,11 @@ pub fn leaving(
         return Leaving::default();
     }
     let exclude: Vec<String> = barred.into_iter().collect();
-    let (kept, chosen) = replicas_without(disk, owner, &exclude, live);
+    // A copy that is being filled may have taken the last room of its node, and is not in the record yet.
+    let mut filled = disk.clone();
+    let is_new = |node: &&NodeRef| disk.replicas.iter().all(|replica| replica.node != node.node);
+    filled.replicas.extend(filling.iter().filter(is_new).cloned());
+    let (kept, chosen) = replicas_without(&filled, owner, &exclude, live);
     if kept.len() + chosen.len() >= disk.policy.replicas() {
         return Leaving { replaced: nodes, dropped: Vec::new() };
     }
@@ -152,6 +191,7 @@ struct Planner<'a> {
     live: Live,
     rules: &'a Rules,
     fewer_copies: bool,
+    unfit: &'a Unfit,
     plan: Plan,
 }
 
@@ -159,8 +199,13 @@ impl Planner<'_> {
     /// The owner is the drained node.
     fn move_disk(&mut self, disk: &DiskRecord) {
         let wanted = disk.policy.replicas();
-        let Some(to) = choose_owner(disk, &self.exclude, &self.live) else {
-            return self.refuse(disk, Reason::NoTarget);
+        let unfit = self.unfit.get(&disk.name).cloned().unwrap_or_default();
+        let Some(to) = choose_owner(disk, &self.exclude, &unfit, &self.live) else {
+            let reason = match unfit.is_empty() {
+                true => Reason::NoTarget,
+                false => Reason::Unfit { nodes: unfit.into_iter().collect() },
+            };
+            return self.refuse(disk, reason);
         };
         let (kept, chosen) = replicas_without(disk, &to, &self.exclude, &self.live);
         let replicas = kept.len() + chosen.len();

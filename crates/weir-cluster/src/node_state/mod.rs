@@ -18,7 +18,10 @@ pub mod rules;
 pub mod state;
 pub mod step;
 
-pub use drain::{Copied, Leaving, Moved, NotRemovable, Plan, Reason, Unmovable, leaving, may_remove, plan};
+pub use drain::{
+    Copied, Leaving, Moved, NotRemovable, Plan, Reason, Unfit, Unmovable, leaving, may_remove, may_return,
+    plan,
+};
 pub use rules::{Rules, quarantine_limit};
 pub use state::{Cluster, State, barred, counts_on, hold};
 pub use step::{Effect, Event, UnknownNode, step};

@@ -10,6 +10,7 @@
 //! - [`copies`]: copies of other owners' logs are told what the records say;
 //! - [`node_states`]: isolation of nodes, reported by those that hear them;
 //! - [`relocation`]: disks move away from a node that is drained or quarantined, and back;
+//! - [`agreement`]: the target of a move is asked whether it can open the disk;
 //! - [`flash`]: the logs on this node's flash when it starts;
 //! - [`capacity`], [`admission`]: this node's capacity for write logs, and its limit;
 //! - [`provisioning`], [`intents`]: files of disks that are being created or deleted;
@@ -20,6 +21,7 @@
 //! Nothing here is on the I/O path.
 
 pub mod admission;
+pub mod agreement;
 pub mod capacity;
 pub mod change;
 pub mod copies;

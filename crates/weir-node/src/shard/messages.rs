@@ -14,7 +14,7 @@ use weir_block::{LayerMeter, Stream};
 use weir_export::{Client, Delays, Rate};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
-use weir_volume::{BackingKind, FileIdentity, Mark, Trace};
+use weir_volume::{BackingKind, BackingOptions, FileIdentity, Mark, Trace};
 
 /// The way in which a disk comes to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +85,13 @@ pub enum LogMedium {
 pub enum Command {
     /// Open a disk that this node has just come to own in the registry.
     Open(Box<OpenDisk>, oneshot::Sender<Opening>),
+    /// Open a backing and close it again. Answered with the outcome.
+    CanOpen {
+        disk: String,
+        backing: BackingKind,
+        options: Box<BackingOptions>,
+        answer: oneshot::Sender<Result<(), String>>,
+    },
     /// Destage everything, end all I/O, close. Answered when nothing is under way any more.
     Close { disk: String, done: oneshot::Sender<Result<(), String>> },
     /// The registry says that another node owns the disk now: end all I/O; `keep` the log as a replica, or drop it. Answered

@@ -21,7 +21,7 @@ use super::health::{Health, Pulse};
 use super::messages::{Command, DiskStatus, Notice};
 use super::opener::Opener;
 use super::{ShardConfig, answer};
-use openings::Opening;
+use openings::{Opening, Trial};
 use replicas::Replica;
 
 /// Commands taken in one turn, so that a flood of them does not starve the disks.
@@ -48,6 +48,8 @@ pub struct Turning {
     retired: Slab<FlashStore>,
     /// Disks whose backings are being opened.
     openings: Vec<Opening>,
+    /// Backings that are only opened to see whether that is possible, and who wants to know.
+    trials: Vec<Trial>,
     opener: Opener,
     /// Number of the last opening.
     last_opening: u64,
@@ -82,6 +84,7 @@ impl Turning {
         Turning {
             config,
             openings: Vec::new(),
+            trials: Vec::new(),
             opener: Opener::new(storage, reactor.waker()),
             last_opening: 0,
             disks: Slab::new(),
@@ -300,6 +303,9 @@ impl Turning {
     fn take_command(&mut self, command: Command) {
         match command {
             Command::Open(open, done) => self.open(open, done),
+            Command::CanOpen { disk: _, backing, options, answer } => {
+                self.try_open(&backing, *options, answer)
+            }
             Command::Close { disk, done } => self.close(&disk, done),
             Command::ReleaseDisk { disk, keep, done } => self.release_disk(disk, keep, done),
             Command::HoldDestage { disk, done } => match self.find(&disk) {

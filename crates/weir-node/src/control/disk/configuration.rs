@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_accel::Configuration;
 use weir_cluster::node_state::{Leaving, leaving};
-use weir_cluster::records::{DiskRecord, Limit, Mode, Policy};
+use weir_cluster::records::{DiskRecord, Limit, Mode, NodeRef, Policy};
 use weir_cluster::{ownership, placement};
 use weir_export::Rate;
 
@@ -73,7 +73,10 @@ impl DiskTask {
     /// The replicas on nodes that are drained or quarantined, as far as they are to be replaced.
     pub(super) fn leaving(&self, record: &DiskRecord) -> Leaving {
         let (states, live) = (self.node.records.node_states(), self.node.records.nodes.now());
-        leaving(record, &self.me.node, &states, &live, &self.node.rules, weir_task::unix_millis())
+        // A copy that is being filled has its room already.
+        let filling: Vec<NodeRef> = self.connected.values().cloned().collect();
+        let now = weir_task::unix_millis();
+        leaving(record, &self.me.node, &states, &live, &self.node.rules, now, &filling)
     }
 
     /// Tells the open disk of replicas that are to be replaced, by an epoch of its own: the shard takes no configuration twice.

@@ -57,7 +57,7 @@ pub enum Why {
 
 impl Why {
     /// The node that the disk returns to, given the one so far. `from`: the node that it leaves.
-    pub(super) fn home(self, so_far: Option<String>, from: &str) -> Option<String> {
+    pub(in crate::control) fn home(self, so_far: Option<String>, from: &str) -> Option<String> {
         match self {
             Why::Requested | Why::Followed | Why::Returned => None,
             // Twice drained, it returns to where it came from.

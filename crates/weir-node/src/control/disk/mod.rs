@@ -6,7 +6,7 @@
 
 mod commands;
 mod configuration;
-mod failures;
+pub mod failures;
 mod former;
 mod handover;
 mod isolation;
@@ -32,6 +32,7 @@ use weir_cluster::records::{DiskRecord, Limit, Medium, NodeRef, Policy, Record, 
 use weir_cluster::registry::RegistryError;
 use weir_cluster::view::Seen;
 
+use super::agreement;
 use super::change::ChangeError;
 use super::decide::{Decision, Local, Situation, decide, is_live};
 use super::node::Node;
@@ -322,7 +323,7 @@ impl DiskTask {
 
     async fn carry_out(&mut self, decision: Decision, record: Option<DiskRecord>) -> Option<Nanos> {
         self.note_availability(&decision);
-        if decision != Decision::Open {
+        if !matches!(decision, Decision::Open | Decision::Claim) {
             self.failures.forget();
         }
         match (decision, record) {
@@ -337,6 +338,10 @@ impl DiskTask {
             // It would close the disk again for good, and another node may claim it.
             (Decision::Claim, Some(_)) if self.node.here.is_stopping() => {}
             (Decision::Claim, Some(seen)) => {
+                // Whoever cannot open it leaves it to others.
+                if let Err(error) = self.check_claim(&seen).await {
+                    return self.not_opened(error);
+                }
                 let me = self.me.clone();
                 // Not one that an operator has closed since, nor one that has been passed on once more.
                 let claim =
@@ -398,14 +403,10 @@ impl DiskTask {
             }
             (Decision::Open, Some(record)) => {
                 if let Err(error) = self.open(&record).await {
-                    let (pause, news) = self.failures.failed(&error);
                     self.node.here.set_unopened(&self.name, Some(&error));
-                    if news {
-                        self.event("open-failed", error);
-                    }
-                    self.retry_at = Some(Nanos::now() + pause);
+                    return self.not_opened(error);
                 }
-                return self.retry_at.or(Some(Nanos::now()));
+                return Some(Nanos::now());
             }
             // The task decides again at once: this record may have arrived during a pause, and no other change may follow.
             (Decision::Configure, Some(record)) => {
@@ -425,6 +426,21 @@ impl DiskTask {
                 None,
             ) => {}
         }
+        self.retry_at
+    }
+
+    async fn check_claim(&mut self, record: &DiskRecord) -> Result<(), String> {
+        let (node, of) = (Arc::clone(&self.node), record.clone());
+        let checked = self.meanwhile(async move { agreement::check(&node, &of).await }).await;
+        checked.map_err(|error| error.to_string())?
+    }
+
+    fn not_opened(&mut self, error: String) -> Option<Nanos> {
+        let (pause, news) = self.failures.failed(&error);
+        if news {
+            self.event("open-failed", error);
+        }
+        self.retry_at = Some(Nanos::now() + pause);
         self.retry_at
     }
 

@@ -72,6 +72,10 @@ pub(crate) async fn node_at(
             match command {
                 Command::ReleaseDisk { done, .. } => drop(done.send(())),
                 Command::Open(_, done) => drop(done.send(Ok(None))),
+                Command::CanOpen { backing, options, answer, .. } => {
+                    let opened = backing.open(&options).map(drop).map_err(|error| error.to_string());
+                    drop(answer.send(opened));
+                }
                 Command::Close { done, .. } => drop(done.send(Ok(()))),
                 Command::Look { answer, .. } => {
                     let _ = answer.send(std::mem::replace(&mut seen, Trace::Gone));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use weir_block::Nanos;
-use weir_volume::OpenedBacking;
+use weir_volume::{BackingKind, BackingOptions, OpenedBacking};
 
 use super::Turning;
 use crate::shard::answer;
@@ -49,7 +49,40 @@ impl Opening {
     }
 }
 
+/// Most backings at once that are only opened to see whether that is possible, those that hang included (P10). Fewer than the
+/// opener has room for: disks that are to be served come first.
+const MOST_TRIALS: usize = 8;
+
+/// A backing that is only opened to see whether that is possible: its number, and who wants to know.
+pub(super) type Trial = (u64, oneshot::Sender<Result<(), String>>);
+
 impl Turning {
+    /// Opens a backing, and closes it again.
+    pub(super) fn try_open(
+        &mut self,
+        backing: &BackingKind,
+        options: BackingOptions,
+        done: oneshot::Sender<Result<(), String>>,
+    ) {
+        if self.trials.len() >= MOST_TRIALS {
+            let reason = format!("{MOST_TRIALS} backings are being looked at and do not answer");
+            return answer(done, Err(reason));
+        }
+        self.last_opening += 1;
+        match self.opener.start(self.last_opening, backing, options) {
+            Ok(()) => self.trials.push((self.last_opening, done)),
+            Err(reason) => answer(done, Err(reason)),
+        }
+    }
+
+    fn end_trial(&mut self, opened: Opened) {
+        if let Some(index) = self.trials.iter().position(|(number, _)| *number == opened.number) {
+            let (_, done) = self.trials.swap_remove(index);
+            answer(done, opened.result.as_ref().map(drop).map_err(Clone::clone));
+        }
+        Opener::discard(opened);
+    }
+
     /// Has a disk's backing opened; the rest follows when that is done. The replica stays meanwhile: it may be the only copy
     /// of the log.
     pub(super) fn open(&mut self, open: Box<OpenDisk>, done: oneshot::Sender<messages::Opening>) {
@@ -83,7 +116,7 @@ impl Turning {
         while let Some(opened) = self.opener.take() {
             any = true;
             let Some(index) = self.openings.iter().position(|one| one.number == opened.number) else {
-                Opener::discard(opened);
+                self.end_trial(opened);
                 continue;
             };
             let mut opening = self.openings.swap_remove(index);
