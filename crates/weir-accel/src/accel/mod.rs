@@ -208,6 +208,11 @@ impl<L: Destage> Accel<L> {
         });
     }
 
+    /// `node` answers nobody any more, although its connection stands.
+    pub fn peer_silent(&mut self, node: String) {
+        self.push_event(OwnerEvent::PeerSilent(node));
+    }
+
     /// The registry committed a configuration.
     pub fn configured(&mut self, configuration: Configuration) {
         self.push_event(OwnerEvent::Configured(configuration));

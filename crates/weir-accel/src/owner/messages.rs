@@ -68,6 +68,8 @@ pub enum Event {
     },
     /// The connection to a replica is gone.
     PeerLost(String),
+    /// This node answers nobody any more, although its connection stands.
+    PeerSilent(String),
     /// No connection to a wanted node (or to any) is possible now.
     PeerUnavailable,
     /// The registry committed a configuration.

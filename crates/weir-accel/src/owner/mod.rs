@@ -48,6 +48,8 @@ pub struct Owner {
     fenced: Option<String>,
     peer_deadline: Duration,
     peer_wanted: bool,
+    /// No node was available when one was last asked for.
+    lacks_peer: bool,
     /// If a peer is wanted next time, ask for the member of the set that is away.
     ask_absent: bool,
     /// Nodes that accepted a connection and did not become members, since the last time that no other node was available.
@@ -97,6 +99,7 @@ impl Owner {
             fenced: None,
             peer_deadline,
             peer_wanted: false,
+            lacks_peer: false,
             ask_absent: true,
             avoid: Vec::new(),
             falling: false,
@@ -274,7 +277,10 @@ impl Owner {
         } else if self.proposals.any && !self.proposals.waiting {
             "the registry has not confirmed or rejected a change; asking again"
         } else if !self.configuration.write_back && self.configuration.wanted_replicas.is_some() {
-            "not enough peers: effective policy is write-through"
+            match self.lacks_peer {
+                true => "not enough peers: effective policy is write-through",
+                false => "its replicas are being filled; write-back begins when they are complete",
+            }
         } else {
             ""
         }
@@ -301,6 +307,7 @@ impl Owner {
             Event::PeerJoined(node) => self.joined(now, node),
             Event::PeerConfirmed { node, held } => self.confirmed(now, &node, held),
             Event::PeerLost(node) => self.lost(now, &node, effects),
+            Event::PeerSilent(node) => self.silent(now, &node, effects),
             Event::PeerUnavailable => {
                 self.avoid.clear();
                 self.unavailable(now, effects);
@@ -397,7 +404,7 @@ impl Owner {
     }
 
     fn joined(&mut self, now: Nanos, node: String) {
-        self.peer_wanted = false;
+        (self.peer_wanted, self.lacks_peer) = (false, false);
         let index = self.members.iter().position(|member| member.node == node);
         let in_set = index.is_some_and(|index| self.members.swap_remove(index).in_set);
         // One member is back: so may be the next, and no other node is needed then.
@@ -434,11 +441,25 @@ impl Owner {
             // Its confirmations still count; it confirms later records when it is back.
             member.connected = false;
             self.ask_absent = false;
-            effects.push(Effect::Tell("replica-lost", format!("replica on {node} is lost")));
+            // No loss: a node that was to join and did not; one that hears of its removal from the set before this owner does.
+            if member.in_set && !self.proposals.omits(node) {
+                effects.push(Effect::Tell("replica-lost", format!("replica on {node} is lost")));
+            }
         } else {
             self.members.remove(index);
         }
         self.peer_wanted = false;
+    }
+
+    /// While nothing is written, no confirmation is due: only others can tell that a member is not there.
+    fn silent(&mut self, now: Nanos, node: &str, effects: &mut Vec<Effect>) {
+        if self.members.iter().any(|member| member.node == node && member.connected) {
+            effects.push(Effect::Tell(
+                "replica-silent",
+                format!("{node}, which has a replica, does not answer"),
+            ));
+            self.lost(now, node, effects);
+        }
     }
 
     fn avoid(&mut self, node: &str) {
@@ -448,7 +469,7 @@ impl Owner {
     }
 
     fn unavailable(&mut self, now: Nanos, effects: &mut Vec<Effect>) {
-        self.peer_wanted = false;
+        (self.peer_wanted, self.lacks_peer) = (false, true);
         self.ask_peer_at = now + RETRY;
         if self.configuration.write_back && !self.falling && (self.is_stuck() || self.is_too_loose()) {
             self.falling = true;

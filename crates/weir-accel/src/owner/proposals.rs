@@ -14,6 +14,8 @@ pub(super) struct Proposals {
     pub replicas: Vec<String>,
     /// Write-through was proposed.
     pub write_through: bool,
+    /// The newest proposal.
+    newest: Vec<String>,
 }
 
 impl Proposals {
@@ -21,10 +23,16 @@ impl Proposals {
         self.waiting = true;
         self.any = true;
         self.write_through |= !write_back;
+        self.newest = replicas.to_vec();
         for node in replicas {
             if !self.replicas.contains(node) {
                 self.replicas.push(node.clone());
             }
         }
+    }
+
+    /// Whether the change that was proposed last, and may have been committed, takes this node out of the set.
+    pub fn omits(&self, node: &str) -> bool {
+        self.any && !self.newest.iter().any(|proposed| proposed == node)
     }
 }

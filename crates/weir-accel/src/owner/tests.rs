@@ -577,3 +577,32 @@ fn flash_that_fails_while_the_owner_is_fenced_has_failed() {
     case.step(Event::StillOwner);
     assert!(case.owner.drains(), "{}", case.owner.reason());
 }
+
+#[test]
+fn a_member_that_others_find_silent_is_replaced_before_the_next_write() {
+    let mut case = Case::replicated(4);
+    case.step(Event::PeerSilent("c".into()));
+    assert_eq!(case.effects, [], "it is no member");
+    case.step(Event::PeerSilent("b".into()));
+    assert!(case.effects.contains(&want(None, &[], &["b"])), "{:?}", case.effects);
+    assert_eq!(case.owner.reason(), "a replica is lost");
+    case.effects.clear();
+    case.step(Event::PeerSilent("b".into()));
+    assert_eq!(case.effects, [], "the next word of it is about a connection that is gone");
+    case.fill("c", 4);
+    assert_eq!(case.proposals(), [(set(&["c"]), true)]);
+}
+
+#[test]
+fn a_replica_that_a_change_takes_out_of_the_set_is_not_reported_as_lost() {
+    let told =
+        |case: &Case| case.effects.iter().any(|effect| matches!(effect, Effect::Tell("replica-lost", _)));
+    let mut case = Case::replicated(0);
+    case.step(Event::PolicyRequested(None));
+    assert_eq!(case.proposals(), [(vec![], false)]);
+    case.step(Event::PeerLost("b".into()));
+    assert!(!told(&case), "its node has heard of the change first: {:?}", case.effects);
+    let mut case = Case::replicated(0);
+    case.step(Event::PeerLost("b".into()));
+    assert!(told(&case));
+}

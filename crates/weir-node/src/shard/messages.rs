@@ -124,6 +124,8 @@ pub enum Command {
     PeerConnected { disk: String, node: String, stream: Stream },
     /// No connection to `node` is possible (or to any node at all, if `node` is empty).
     PeerUnavailable { disk: String, node: String, reason: String },
+    /// `node` answers nobody any more, although its connection stands.
+    PeerSilent { disk: String, node: String },
     /// An owner has connected to this node to replicate `disk` here. `known_epoch` is that of the disk's record.
     Replicate { disk: String, medium: LogMedium, known_epoch: u64, owner: String, stream: Stream },
     /// A log of this disk is on this node's flash: read it, and keep it as a replica.

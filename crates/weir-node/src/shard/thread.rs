@@ -399,6 +399,7 @@ impl Turning {
             | Command::Former { disk, .. }
             | Command::StillOwner { disk }
             | Command::PeerUnavailable { disk, .. }
+            | Command::PeerSilent { disk, .. }
             | Command::Successor { disk, .. }
             | Command::ResumeDestage { disk }
             | Command::SetPolicy { disk, .. } => disk.clone(),
@@ -415,6 +416,7 @@ impl Turning {
             Command::Former { former, .. } => accel.former(former),
             Command::StillOwner { .. } => accel.still_owner(),
             Command::PeerUnavailable { node, .. } => accel.peer_unavailable(node),
+            Command::PeerSilent { node, .. } => accel.peer_silent(node),
             Command::Successor { node, .. } => accel.prepare_successor(node),
             Command::ResumeDestage { .. } => accel.resume_destage(),
             Command::SetPolicy { wanted_replicas, .. } => accel.request_policy(wanted_replicas),

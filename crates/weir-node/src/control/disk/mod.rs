@@ -14,6 +14,7 @@ mod messages;
 mod opening;
 mod record;
 mod requests;
+mod silence;
 #[cfg(test)]
 pub(crate) mod tests;
 mod waiting;
@@ -83,6 +84,8 @@ struct DiskTask {
     told_limit: Option<Limit>,
     /// The members of its set that the open disk is to replace, as it was told.
     told_leaving: Leaving,
+    /// The replicas' nodes that the registry does not hear.
+    unheard: silence::Unheard,
     /// The outcome of a change is unknown: it was sent over this revision, and is impossible once there is a later one. If it
     /// was a move, the disk is served again only then.
     doubt: Option<u64>,
@@ -142,6 +145,7 @@ impl DiskTask {
             told_policy: None,
             told_limit: None,
             told_leaving: Leaving::default(),
+            unheard: silence::Unheard::default(),
             doubt: None,
             holds_clients: false,
             empties: false,
@@ -332,7 +336,8 @@ impl DiskTask {
                 self.settle_home(&record).await;
                 self.settle_guards(&record).await;
                 self.settle_leaving(&record).await;
-                return self.settle_former(&record).await;
+                let silence = self.settle_silent(&record).await;
+                return [silence, self.settle_former(&record).await].into_iter().flatten().min();
             }
             (Decision::Nothing | Decision::Unavailable(_), _) => {}
             // It would close the disk again for good, and another node may claim it.

@@ -23,14 +23,23 @@ impl DiskTask {
                 self.want_peer(node, &connected, &exclude).await;
             }
             Notice::Refused { epoch, .. } => {
-                self.event(
-                    "refused",
-                    format!("a replica knows epoch {epoch}: {} is no longer the owner", self.me.node),
-                );
+                if !self.gives_disk_away() {
+                    self.event(
+                        "refused",
+                        format!("a replica knows epoch {epoch}: {} is no longer the owner", self.me.node),
+                    );
+                }
                 (self.refused, self.newly_refused) = (true, true);
             }
+            Notice::Event { kind: "replica-lost", .. } if self.gives_disk_away() => {}
             Notice::Event { kind, text, .. } => self.event(kind, text),
         }
+    }
+
+    /// Whether this node hands the disk over, or has done so: the other nodes hear of that at the same time, and what they end for
+    /// it is no news.
+    fn gives_disk_away(&mut self) -> bool {
+        self.holds_clients || self.record().is_none_or(|record| record.owner.as_ref() != Some(&self.me))
     }
 
     pub(super) async fn want_configuration(&mut self, epoch: u64, replicas: &[String], write_back: bool) {

@@ -3,8 +3,10 @@
 mod arrival;
 mod doubt;
 mod isolation;
+mod notices;
 mod opening;
 mod releasing;
+mod silence;
 mod waiting;
 
 use std::sync::atomic::AtomicU64;

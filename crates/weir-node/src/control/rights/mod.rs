@@ -47,6 +47,8 @@ struct Inner {
     grants: Grants,
     /// By the key of the disk's grants.
     heard: BTreeMap<String, Heard>,
+    /// The last answer of each member that this node asks for grants.
+    answers: BTreeMap<String, Nanos>,
 }
 
 /// All rights and grants of one node. Every method returns at once.
@@ -74,7 +76,13 @@ impl Rights {
     #[must_use]
     pub fn new(times: GrantTimes, session: SessionLease, started: Nanos) -> Rights {
         let grants = Grants::new(started, times.length);
-        let inner = Inner { session, owned: BTreeMap::new(), grants, heard: BTreeMap::new() };
+        let inner = Inner {
+            session,
+            owned: BTreeMap::new(),
+            grants,
+            heard: BTreeMap::new(),
+            answers: BTreeMap::new(),
+        };
         let session = watch::Sender::new(session.number);
         Rights {
             times,
@@ -212,6 +220,7 @@ impl Rights {
     pub fn answered(&self, member: &str, asked: &[(String, u64)], verdicts: &[Verdict], sent: Nanos) {
         let received = Nanos::now();
         let mut inner = self.lock();
+        inner.answers.insert(member.to_owned(), received);
         for ((disk, epoch), verdict) in asked.iter().zip(verdicts) {
             let Some(owned) = inner.owned.get_mut(disk) else { continue };
             match verdict {
@@ -222,6 +231,12 @@ impl Rights {
                 Err(refused) => tracing::debug!(disk, member, epoch, ?refused, "no grant"),
             }
         }
+    }
+
+    /// The last answer of `member` to a question for grants, if it has ever answered one.
+    #[must_use]
+    pub fn answered_at(&self, member: &str) -> Option<Nanos> {
+        self.lock().answers.get(member).copied()
     }
 
     /// The time between two renewals of a grant.
