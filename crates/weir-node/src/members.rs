@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weir_cluster::records::{MemberRecord, Record, keys};
-use weir_cluster::registry::{RegistryError, Transaction};
+use weir_cluster::registry::{Compare, RegistryError, Transaction};
 
 use crate::api::NodeView;
 use crate::control::Node;
@@ -35,12 +35,26 @@ pub async fn keep(node: Arc<Node>) {
             down_since_unix_ms: None,
         };
         if known.get(&me.name) != Some(&me) {
-            write(&node, &me).await;
+            let since = known.get(&me.name).and_then(|before| before.down_since_unix_ms).map(rfc3339);
+            // Not one whose session has ended: it is about to begin another, and is down until then.
+            if write(&node, &me, Some(node.session.guard())).await
+                && let Some(since) = since
+            {
+                node.journal.tell(
+                    "node-up",
+                    &me.name,
+                    format!("{} is up; it was down since {since}", me.name),
+                );
+            }
         }
         let silent = known.values().filter(|member| member.down_since_unix_ms.is_none());
         for gone in silent.filter(|member| !live.contains_key(&member.name) && member.name != me.name) {
             let down_since_unix_ms = Some(weir_task::unix_millis());
-            write(&node, &MemberRecord { down_since_unix_ms, ..gone.clone() }).await;
+            // One node's write succeeds, so the event comes once.
+            if write(&node, &MemberRecord { down_since_unix_ms, ..gone.clone() }, None).await {
+                let text = format!("the registry does not hear {} any more", gone.name);
+                node.journal.tell("node-down", &gone.name, text);
+            }
         }
         tokio::select! {
             _ = nodes.changed() => {}
@@ -50,17 +64,20 @@ pub async fn keep(node: Arc<Node>) {
     }
 }
 
-/// Replaces the known record. The second of two writers finds it changed, and reads again.
-async fn write(node: &Node, record: &MemberRecord) {
+/// Replaces the known record, and returns whether that is certain. The second of two writers finds it changed, and reads again.
+async fn write(node: &Node, record: &MemberRecord, condition: Option<Compare>) -> bool {
     let key = keys::member(&record.name);
     let known = node.records.members.now().seen(&record.name).revision();
     let change = match known {
         Some(revision) => Transaction::new().unchanged(key.clone(), revision),
         None => Transaction::new().absent(key.clone()),
     };
-    if let Err(error) = node.registry.transact(change.put(key, record.encode())).await {
+    let change = condition.into_iter().fold(change, Transaction::when);
+    let written = node.registry.transact(change.put(key, record.encode())).await;
+    if let Err(error) = &written {
         tracing::debug!(member = record.name, %error, "looking again");
     }
+    written.is_ok()
 }
 
 /// Removes a node from the list, if it is there.
@@ -84,5 +101,42 @@ fn view(member: &MemberRecord) -> NodeView {
         peer_address: String::new(),
         media: Vec::new(),
         load: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::control::disk::tests::{SOON, node};
+
+    /// Each of a node's ends and returns is one event, whichever nodes see it.
+    #[tokio::test]
+    async fn events_tell_of_nodes_that_go_down_and_come_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        for (name, down_since_unix_ms) in [("a", Some(0)), ("b", None), ("c", Some(0))] {
+            let record = MemberRecord {
+                name: name.into(),
+                fault_domain: node.config.fault_domain.clone(),
+                down_since_unix_ms,
+            };
+            write(&node, &record, None).await;
+        }
+        node.records.members.changes().wait_for(|known| known.len() == 3).await.unwrap();
+        tokio::spawn(keep(Arc::clone(&node)));
+        let events = weir_cluster::events::Events::new(node.registry.clone(), node.session.node_ref());
+        let told = async {
+            loop {
+                let told = events.recent(100).await.unwrap();
+                let mut told: Vec<_> = told.into_iter().map(|event| (event.kind, event.subject)).collect();
+                told.sort();
+                if told.len() >= 2 {
+                    return told;
+                }
+                weir_task::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let told = tokio::time::timeout(SOON, told).await.expect("no events");
+        assert_eq!(told, [("node-down".into(), "b".into()), ("node-up".into(), "a".into())]);
     }
 }

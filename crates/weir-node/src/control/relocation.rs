@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 use weir_block::Nanos;
-use weir_cluster::node_state::{self, Plan, Unfit, may_return};
+use weir_cluster::node_state::{self, Plan, Unfit, counts_on, may_return};
 use weir_cluster::records::{DiskRecord, NodeRef};
 
 use super::agreement;
@@ -47,7 +47,15 @@ pub async fn keep(node: Arc<Node>, tasks: Arc<Tasks>) {
     let mut changes = node.records.changes();
     let (ended, mut endings) = mpsc::channel::<Ended>(AT_ONCE);
     let mut moves = Moves::default();
+    // A node that starts while it is drained has said so before.
+    let mut was_drained = is_drained(&node);
     loop {
+        let drained = is_drained(&node);
+        if drained && !was_drained {
+            let me = &node.config.name;
+            node.journal.tell("node-drained", me, format!("no disk counts on {me} any more"));
+        }
+        was_drained = drained;
         let wanted = wanted(&node, &moves.unfit(Nanos::now()));
         for Step { disk, to, why } in moves.begin(wanted, Nanos::now()) {
             let (node, tasks, ended) = (Arc::clone(&node), Arc::clone(&tasks), ended.clone());
@@ -129,6 +137,13 @@ impl Moves {
     }
 }
 
+/// Whether this node is drained and no disk counts on it.
+fn is_drained(node: &Node) -> bool {
+    let (me, disks) = (&node.config.name, node.records.disks.now());
+    let drain = node.records.node_states().nodes.get(me).and_then(|state| state.drain);
+    drain.is_some() && !disks.values().any(|disk| counts_on(disk, me))
+}
+
 /// A disk of this node, and the process that is to have it.
 struct Step {
     disk: String,
@@ -203,11 +218,12 @@ fn returning(node: &Node, unfit: &Unfit) -> Vec<Step> {
 
 #[cfg(test)]
 mod tests {
+    use weir_cluster::events::Events;
     use weir_cluster::membership::{NodeSession, SessionConfig};
     use weir_cluster::node_state::Event;
 
     use super::*;
-    use crate::control::disk::tests::{disk_of_a, node, record_of};
+    use crate::control::disk::tests::{SOON, disk_of_a, node, record_of};
     use crate::control::node_states;
 
     /// It stays with its guest, which has named the node, and does not come back when the drain ends.
@@ -286,5 +302,28 @@ mod tests {
         assert_eq!(moves.unfit(start + (UNFIT - Duration::from_nanos(1))), unfit);
         assert_eq!(begun(&mut moves, start), ["d0"], "another node is asked at once");
         assert!(moves.unfit(start + UNFIT).is_empty());
+    }
+
+    #[tokio::test]
+    async fn the_end_of_a_drain_is_an_event() {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        let name = "a".to_owned();
+        let change = async |event| node_states::change(&node, &event, node.session.guard()).await.unwrap();
+        change(Event::Present { node: name.clone() }).await;
+        weir_task::spawn(keep(Arc::clone(&node), Arc::default()));
+        change(Event::Drain { node: name, fewer_copies: false }).await;
+        let events = Events::new(node.registry.clone(), node.session.node_ref());
+        let drained = async {
+            loop {
+                let told = events.recent(100).await.unwrap();
+                if told.iter().any(|event| event.kind == "node-drained") {
+                    return told;
+                }
+                weir_task::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let told = weir_task::timeout(SOON, drained).await.expect("no event");
+        assert_eq!(told.iter().map(|event| &*event.kind).collect::<Vec<_>>(), ["drain", "node-drained"]);
     }
 }
