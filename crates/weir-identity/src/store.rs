@@ -173,6 +173,15 @@ impl StoreError {
 #[derive(Debug)]
 pub struct Store {
     directory: PathBuf,
+    /// The directories that [`Store::open`] has made, the innermost first.
+    made: Vec<PathBuf>,
+}
+
+/// What this store has made and nothing was stored in is not left behind.
+impl Drop for Store {
+    fn drop(&mut self) {
+        let _ = self.made.iter().try_for_each(fs::remove_dir);
+    }
 }
 
 impl Store {
@@ -188,6 +197,9 @@ impl Store {
     /// [`StoreError::TooOpen`], [`StoreError::OtherOwner`], or the system's error.
     pub fn open(directory: &Path) -> Result<Store, StoreError> {
         let failed = |action| move |source| StoreError::system(directory, action, source);
+        let missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+        let made = directory.ancestors().take_while(missing).map(Path::to_path_buf).collect();
+        let store = Store { directory: directory.to_path_buf(), made };
         let mut builder = fs::DirBuilder::new();
         std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
         builder.recursive(true).create(directory).map_err(failed("make"))?;
@@ -198,7 +210,7 @@ impl Store {
             return Err(StoreError::TooOpen { path: directory.into(), mode, what, wanted: mode & !0o022 });
         }
         owned(directory, &metadata)?;
-        Ok(Store { directory: directory.to_path_buf() })
+        Ok(store)
     }
 
     /// Stores a new authority.
@@ -468,7 +480,7 @@ impl Store {
     /// [`StoreError`].
     pub fn open_client(directory: &Path) -> Result<(Credentials, Vec<CaCertificate>), StoreError> {
         const HINT: &str = "`weir cluster client` makes the files of a client";
-        let store = Store { directory: directory.to_path_buf() };
+        let store = Store { directory: directory.to_path_buf(), made: Vec::new() };
         let [key_file, certificate, ca] = CLIENT;
         let damaged = |name: &str, reason: &dyn std::fmt::Display| store.damaged(name, reason.to_string());
         let text = store.read(key_file, HINT)?;

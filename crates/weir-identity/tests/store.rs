@@ -396,3 +396,21 @@ fn another_users_keys_are_not_touched() {
     let seen = as_nobody(&keys);
     assert!(seen.contains("belongs to user 12345, this process runs as user 65534"), "{seen}");
 }
+
+/// A command that fails before there is anything to store leaves nothing behind.
+#[test]
+fn a_directory_in_which_nothing_was_stored_is_removed() {
+    let root = directory();
+    let path = root.path().join("state/keys");
+    let store = Store::open(&path).unwrap();
+    store.node().unwrap_err();
+    assert!(path.exists());
+    drop(store);
+    assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
+    Store::open(&path).unwrap().create_authority(&authority(1)).unwrap();
+    assert_eq!(files(&path), ["ca.pem"]);
+    let own = root.path().join("own");
+    fs::create_dir(&own).unwrap();
+    drop(Store::open(&own).unwrap());
+    assert!(own.exists(), "it was there before");
+}

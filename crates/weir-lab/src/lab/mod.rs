@@ -114,6 +114,8 @@ impl Lab {
                 config.nodes
             )));
         }
+        let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+        let missing = config.dir.ancestors().take_while(is_missing).last();
         fs::create_dir_all(&config.dir)
             .map_err(LabError::system(format!("creating {}", config.dir.display())))?;
         let dir = fs::canonicalize(&config.dir).map_err(LabError::system("finding the lab's directory"))?;
@@ -121,8 +123,12 @@ impl Lab {
         if former.is_ok_and(|lab| lab.processes().any(|process| process.state() != ProcessState::Gone)) {
             return Err(LabError::Running(dir));
         }
-        let nodes =
-            (1..=config.nodes).map(|number| prepare(config, &dir, number)).collect::<Result<Vec<_>, _>>()?;
+        let nodes: Result<Vec<LabNode>, LabError> =
+            (1..=config.nodes).map(|number| prepare(config, &dir, number)).collect();
+        let nodes = nodes.inspect_err(|_| {
+            // No process has seen it.
+            missing.iter().for_each(|made| drop(fs::remove_dir_all(made)));
+        })?;
         let members = config.etcd.as_ref().map(|etcd| etcd.members.as_slice());
         let network = config.network.then(|| make_network(&dir, &nodes, members)).transpose()?;
         let registry = match config.etcd {
