@@ -68,7 +68,10 @@ fn a_known_load_is_found_and_comes_back() {
         let difference = row["difference"].as_f64().unwrap_or(0.0);
         assert!(difference.abs() <= 10.0, "{row} in {replayed:#}");
     }
-    let in_hole = "profile replay --from d.json --target hole.img --destroy --for 1s";
+    let in_hole = "profile replay --from d.json --target hole.img --destroy --create --for 1s";
+    let mistyped = place.fails("profile replay --from d.json --target mistyped.img --for 1s", 3);
+    assert!(mistyped.contains("mistyped.img does not exist") && mistyped.contains("--create"), "{mistyped}");
+    assert!(!place.path().join("mistyped.img").exists());
     let refused = place.fails(&format!("{in_hole} --prefill-size 4KiB"), 4);
     assert!(refused.contains("4KiB are allowed") && refused.contains("hole.img"), "{refused}");
     place.ok(&format!("{in_hole} --no-prefill"));

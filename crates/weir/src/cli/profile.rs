@@ -79,6 +79,9 @@ pub enum ProfileCommand {
         /// Overwrite what the target holds.
         #[arg(long)]
         destroy: bool,
+        /// Create the target, a file, if it does not exist.
+        #[arg(long)]
+        create: bool,
         /// Also while clients are connected to the target's disk: a load that writes destroys their data.
         #[arg(long)]
         force: bool,

@@ -51,11 +51,11 @@ pub fn run(global: &Global, command: ProfileCommand) -> Result<(), Failure> {
                 ExportFormat::Fio => say(fio_jobs(&exported, &profile.source)?.trim_end()),
             }
         }
-        ProfileCommand::Replay { source, target, length, destroy, force, prefill } => {
+        ProfileCommand::Replay { source, target, length, destroy, create, force, prefill } => {
             let profile = profile_of(&source, global)?;
             let target = target.parse().map_err(Failure::usage)?;
             let length = length.map(|length| length.0);
-            let allowed = replay::Use { length, destroy, force, prefill: prefill.limits() };
+            let allowed = replay::Use { length, destroy, create, force, prefill: prefill.limits() };
             replay::run(global, profile, &target, &allowed)
         }
         ProfileCommand::Import { trace, device, to } => {

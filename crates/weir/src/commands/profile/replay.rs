@@ -1,6 +1,7 @@
 //! `weir profile replay`
 
 use std::collections::BTreeMap;
+use std::io::ErrorKind;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use crate::cli::BenchFormat;
 use crate::commands::bench::watch;
 use crate::commands::in_use::{Harm, refuse_export_beside_clients};
 use crate::commands::moved::Whereabouts;
-use crate::failure::Failure;
+use crate::failure::{Failure, FailureKind};
 use crate::options::Global;
 use crate::output::{note, print_as, table};
 
@@ -44,6 +45,8 @@ pub struct Use {
     pub length: Option<Duration>,
     /// The load may overwrite data.
     pub destroy: bool,
+    /// A missing file is created.
+    pub create: bool,
     /// Run also while clients of the target are connected.
     pub force: bool,
     /// Limits of the prefill; `None`: no prefill.
@@ -52,6 +55,7 @@ pub struct Use {
 
 /// Runs the load, profiles it, and prints both profiles.
 pub fn run(global: &Global, mut original: Profile, target: &Target, allowed: &Use) -> Result<(), Failure> {
+    refuse_missing(target, allowed.create)?;
     // The load has to fit its target. A file is grown as needed.
     let looking = Workload { access: Access::Read, size: None, ..Workload::default() };
     let grows = matches!(target, Target::Path(path) if path.is_file());
@@ -98,6 +102,18 @@ pub fn run(global: &Global, mut original: Profile, target: &Target, allowed: &Us
         Some(failure) => Err(failure),
         None if errors > 0 => Err(Failure::failed(format!("{errors} requests failed"))),
         None => Ok(()),
+    }
+}
+
+/// A mistyped path must not become a file that is as large as a disk.
+fn refuse_missing(target: &Target, create: bool) -> Result<(), Failure> {
+    let Target::Path(path) = target else { return Ok(()) };
+    match path.symlink_metadata() {
+        Err(error) if error.kind() == ErrorKind::NotFound && !create => {
+            Err(Failure::new(FailureKind::NotFound, format!("target {} does not exist", path.display()))
+                .hint("--create makes a file of the size that the load needs"))
+        }
+        _ => Ok(()),
     }
 }
 
