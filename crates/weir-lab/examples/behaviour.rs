@@ -4,13 +4,15 @@
 
 #[path = "../tests/common/mod.rs"]
 mod common;
+mod output;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::{Parser, Subcommand};
+use output::Output;
 use serde::Serialize;
 use support::behaviour::{Backlog, Loss, fill_copy, fill_log, lose_replica, neighbours};
 use support::guest_load::Shape;
@@ -25,12 +27,6 @@ struct Arguments {
     output: Output,
     #[command(subcommand)]
     what: What,
-}
-
-#[derive(Clone, Copy, ValueEnum)]
-enum Output {
-    Text,
-    Json,
 }
 
 #[derive(Subcommand)]
@@ -127,14 +123,13 @@ fn main() {
             let filling = fill_log(Duration::from_secs(seconds), seed);
             std::fs::write(&out, picture::svg(&filling)).unwrap();
             std::fs::write(out.with_extension("csv"), picture::csv(&filling)).unwrap();
-            match output {
-                Output::Json => println!("{}", serde_json::to_string(&filling).unwrap()),
-                Output::Text => println!(
+            output.print(&filling, |filling| {
+                println!(
                     "longest time without an answer {:.0} ms; see {} and the CSV file beside it",
                     filling.longest_stall_ms,
                     out.display()
-                ),
-            }
+                );
+            });
         }
         What::Neighbours { seconds } => {
             print(output, "a greedy neighbour", &neighbours(Duration::from_secs(seconds), seed));
@@ -155,13 +150,10 @@ fn main() {
 }
 
 fn print(output: Output, title: &str, figures: &impl Serialize) {
-    match output {
-        Output::Json => println!("{}", serde_json::to_string(figures).unwrap()),
-        Output::Text => {
-            println!("{title}");
-            list("  ", &serde_json::to_value(figures).unwrap());
-        }
-    }
+    output.print(figures, |figures| {
+        println!("{title}");
+        list("  ", &serde_json::to_value(figures).unwrap());
+    });
 }
 
 /// One figure on a line.

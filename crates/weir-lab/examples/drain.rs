@@ -4,14 +4,16 @@
 
 #[path = "../tests/common/mod.rs"]
 mod common;
+mod output;
 
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
 use common::{Bench, seed};
+use output::Output;
 use serde::Serialize;
 use weir_block::Nanos;
 use weir_block::size::Size;
@@ -51,12 +53,6 @@ struct Arguments {
     output: Output,
 }
 
-#[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Output {
-    Text,
-    Json,
-}
-
 /// What one phase cost the guests.
 #[derive(Serialize)]
 struct Phase {
@@ -94,10 +90,7 @@ struct Guest {
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let report = run(&arguments);
-    match arguments.output {
-        Output::Json => println!("{}", serde_json::to_string(&report).unwrap()),
-        Output::Text => print(&report),
-    }
+    arguments.output.print(&report, print);
     let kept = report.errors + report.lost == 0
         && report.placed_back == 0
         && report.phases.iter().all(|phase| phase.over_limit.is_empty());
@@ -161,7 +154,7 @@ fn run(arguments: &Arguments) -> Report {
         bench.lab.any_client().unwrap().resume_node(DRAINED).unwrap();
         wait(&bench, "its disks are back", |_, work| work.away.is_empty());
     });
-    judge(guests, phases, placed_back)
+    judge(guests, phases, placed_back, arguments.limit_ms)
 }
 
 /// Waits until the node is in a certain state, and prints what is left meanwhile.
@@ -205,10 +198,15 @@ fn guest(bench: &Bench, disk: &str, rate: u64, seed: u64) -> Guest {
 }
 
 fn phase(name: &'static str, seconds: f64, guests: &[Guest], limit_ms: u64) -> Phase {
-    let stall = |guest: &Guest| guest.progress.take_longest_stall().as_secs_f64() * 1e3;
-    let stalls_ms: Vec<f64> = guests.iter().map(stall).collect();
-    let over = guests.iter().zip(&stalls_ms).filter(|(_, stall)| **stall > limit_ms as f64);
-    let over_limit = over.map(|(guest, _)| guest.disk.clone()).collect();
+    let stall = |guest: &Guest| (guest.disk.clone(), guest.progress.take_longest_stall());
+    phase_of(name, seconds, guests.iter().map(stall).collect(), limit_ms)
+}
+
+/// By disk, the longest stall of its guest.
+fn phase_of(name: &'static str, seconds: f64, stalls: Vec<(String, Duration)>, limit_ms: u64) -> Phase {
+    let over = stalls.iter().filter(|(_, stall)| *stall > Duration::from_millis(limit_ms));
+    let over_limit = over.map(|(disk, _)| disk.clone()).collect();
+    let stalls_ms: Vec<f64> = stalls.iter().map(|(_, stall)| stall.as_secs_f64() * 1e3).collect();
     let mut sorted = stalls_ms.clone();
     sorted.sort_by(f64::total_cmp);
     Phase {
@@ -222,7 +220,7 @@ fn phase(name: &'static str, seconds: f64, guests: &[Guest], limit_ms: u64) -> P
 }
 
 /// Ends the guests, and reads every block of every disk.
-fn judge(guests: Vec<Guest>, phases: Vec<Phase>, placed_back: usize) -> Report {
+fn judge(guests: Vec<Guest>, phases: Vec<Phase>, placed_back: usize, limit_ms: u64) -> Report {
     let mut report = Report {
         disks: guests.len(),
         phases,
@@ -233,16 +231,21 @@ fn judge(guests: Vec<Guest>, phases: Vec<Phase>, placed_back: usize) -> Report {
         checked: 0,
         lost: 0,
     };
+    let (start, mut stalls) = (Nanos::now(), Vec::new());
     guests.iter().for_each(|guest| guest.progress.stop());
     for Guest { disk, progress, thread } in guests {
         let (mut load, result) = thread.join().unwrap();
         result.unwrap_or_else(|error| panic!("the load on {disk}: {error}"));
+        // One that has lasted since the last phase ends only with the guest.
+        stalls.push((disk, progress.take_longest_stall()));
         report.checked += load.check_all().unwrap().checked;
         report.lost += load.found().mismatches;
         report.acknowledged += progress.acknowledged();
         report.reconnects += progress.reconnects();
         report.errors += progress.failed();
     }
+    let seconds = (Nanos::now() - start).as_secs_f64();
+    report.phases.push(phase_of("end", seconds, stalls, limit_ms));
     report
 }
 

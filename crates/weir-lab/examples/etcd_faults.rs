@@ -4,6 +4,7 @@
 
 #[path = "../tests/common/mod.rs"]
 mod common;
+mod output;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
@@ -11,7 +12,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Parser, ValueEnum};
+use clap::Parser;
+use output::Output;
 use serde::Serialize;
 use support::etcd_faults::Rig;
 use support::etcd_faults::compare::{Comparison, compare};
@@ -43,12 +45,6 @@ struct Arguments {
     output: Output,
 }
 
-#[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Output {
-    Text,
-    Json,
-}
-
 /// Everything that was measured.
 #[derive(Serialize)]
 struct Report {
@@ -68,10 +64,7 @@ fn main() -> ExitCode {
     let seed = arguments.seed.unwrap_or_else(common::seed);
     eprintln!("seed {seed}, leases of {} s", arguments.lease);
     let report = run(&arguments, seed);
-    match arguments.output {
-        Output::Json => println!("{}", serde_json::to_string(&report).unwrap()),
-        Output::Text => print(&report),
-    }
+    arguments.output.print(&report, print);
     if report.violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

@@ -216,6 +216,27 @@ fn a_job_that_would_overwrite_data_is_refused_before_any_job_runs() {
     assert!(place.fails("bench --jobs own.fio", 4).contains("job one"), "now the file has data");
 }
 
+/// Jobs that write one target do not look for data themselves: they would find each other's.
+#[test]
+fn data_that_comes_to_a_shared_target_while_an_earlier_job_runs_is_not_overwritten() {
+    let place = Place::new();
+    std::fs::write(place.path().join("other"), vec![1; 1 << 20]).unwrap();
+    let jobs = "[global]\nbs=4k\nsize=1m\n[read]\nfilename=other\nrw=randread\nruntime=4s\ntime_based\n\
+                [one]\nstonewall\nfilename=late\nrw=write\n[two]\nstonewall\nfilename=late\nrw=randwrite\n";
+    std::fs::write(place.path().join("jobs.fio"), jobs).unwrap();
+    let data = vec![2; 1 << 20];
+    let output = std::thread::scope(|scope| {
+        let load = scope.spawn(|| place.weir("bench --jobs jobs.fio"));
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        std::fs::write(place.path().join("late"), &data).unwrap();
+        load.join().unwrap()
+    });
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    assert!(said.contains("job one") && said.contains("data from byte 0"), "{said}");
+    assert_eq!(std::fs::read(place.path().join("late")).unwrap(), data);
+}
+
 /// A program that asked for JSON reads nothing else on standard error.
 #[test]
 fn notes_are_json_where_errors_are() {

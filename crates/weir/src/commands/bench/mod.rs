@@ -169,8 +169,11 @@ fn job_file(
         });
     }
     let interrupted = watch::heed_interrupts()?;
-    let mut all = Vec::new();
+    let (mut all, mut unwritten) = (Vec::new(), shared);
     for group in groups {
+        if let Err(failure) = refuse_new_data(&group, &mut unwritten) {
+            return if all.is_empty() { Err(failure) } else { Ok((all, Some(failure))) };
+        }
         match watch::run(group, format, &interrupted) {
             Ok((summaries, None)) => all.extend(summaries),
             Ok((summaries, failure)) => {
@@ -200,6 +203,21 @@ fn refuse_data(jobs: &[Job]) -> Result<BTreeSet<String>, Failure> {
         })?;
     }
     Ok(shared)
+}
+
+/// Before the first group that writes one of the `unwritten` targets: refuses data that came there since [`refuse_data`]. Its jobs
+/// do not look themselves, because they might find each other's data.
+fn refuse_new_data(group: &[watch::Job], unwritten: &mut BTreeSet<String>) -> Result<(), Failure> {
+    let writers = group.iter().filter(|job| job.workload.access.writes());
+    for watch::Job { name, target, .. } in writers {
+        if unwritten.remove(&target.to_string()) {
+            target.refuse_data().map_err(|error| {
+                let message = format!("job {}: {error}", name.as_deref().unwrap_or_default());
+                Failure::from(error).said(message)
+            })?;
+        }
+    }
+    Ok(())
 }
 
 fn workload(arguments: &BenchArgs) -> Workload {

@@ -163,10 +163,10 @@ pub fn run(
     let bar = bar(&running);
     watch(&mut running, &words, interrupted, &bar, format)?;
     bar.finish_and_clear();
-    let mut failure = interrupted
+    let failure = interrupted
         .load(Ordering::Relaxed)
         .then(|| Failure::failed("interrupted: the results cover the time until then"));
-    let mut summaries = Vec::new();
+    let (mut summaries, mut broken) = (Vec::new(), None);
     for running in running {
         let job = Arc::clone(&running.job);
         let (error, partial) = match running.result() {
@@ -177,14 +177,13 @@ pub fn run(
             Err(Broken { error, partial }) => (error, partial),
         };
         summaries.extend(partial.map(|partial| *partial));
-        if summaries.is_empty() {
-            return Err(job.failure(error));
-        }
-        if failure.is_none() {
-            failure = Some(job.failure(error));
-        }
+        broken = broken.or_else(|| Some(job.failure(error)));
     }
-    Ok((summaries, failure))
+    match broken {
+        // Only now: a later job may have measured something.
+        Some(broken) if summaries.is_empty() => Err(broken),
+        broken => Ok((summaries, failure.or(broken))),
+    }
 }
 
 fn start(
