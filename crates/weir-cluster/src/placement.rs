@@ -195,7 +195,13 @@ pub fn shortfall(record: &DiskRecord, live: &Live) -> Option<String> {
         let others = if wanted == 1 { "1 other node".to_owned() } else { format!("{wanted} other nodes") };
         let side = if policy.is_strict() { " on that side of the owner's fault domain" } else { "" };
         let has = if best == 0 { "none has".to_owned() } else { format!("{best} has") };
-        format!("{policy} needs {others} with room for a log on {medium}{side}, and {has}; until then it is write-through")
+        // Not before it is: a disk leaves write-back once its log is drained.
+        let then = match (&record.owner, record.mode) {
+            (None, _) => "opened before then, it is write-through",
+            (Some(_), Mode::WriteBack) => "it goes to write-through until then",
+            (Some(_), Mode::WriteThrough) => "until then it is write-through",
+        };
+        format!("{policy} needs {others} with room for a log on {medium}{side}, and {has}; {then}")
     })
 }
 
@@ -428,7 +434,12 @@ mod tests {
             vec![MediumSpace { medium: Medium::Ram, bytes: 100, free: 9, log: 10 }];
         let mut disk = disk("x", Policy::WriteBack(1));
         disk.owner = Some(NodeRef::new("a", 1));
-        assert!(shortfall(&disk, &full).is_some());
+        disk.mode = Mode::WriteBack;
+        let falls = shortfall(&disk, &full).unwrap();
+        assert!(falls.ends_with("it goes to write-through until then"), "{falls}");
+        disk.mode = Mode::WriteThrough;
+        let fallen = shortfall(&disk, &full).unwrap();
+        assert!(fallen.ends_with("until then it is write-through"), "{fallen}");
         disk.replicas = vec![NodeRef::new("b", 1)];
         assert_eq!(shortfall(&disk, &full), None, "it has this disk's log already");
     }
