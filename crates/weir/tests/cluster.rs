@@ -136,6 +136,8 @@ fn hosts_join_with_tokens_and_nobody_else_does() {
     assert_eq!(names, ["n1", "n2", "n2", "n2", "n3"], "n2 has joined, aged and renewed");
     assert_shape(&nodes, "cluster list");
     assert_shape(&hosts.place.json("cluster invite --api h1/api.sock"), "cluster invite");
+    let member = hosts.place.fails("cluster invite --for N2 --api h1/api.sock", 4);
+    assert!(member.contains("is a member already") && member.contains("--readmit"), "{member}");
     hosts.has_audit(1, "a client without a certificate", "POST /v1/cluster/join", "refused", "no such token");
     hosts.has_audit(1, "a client without a certificate", "POST /v1/cluster/join", "done", "");
     hosts.has_audit(1, "node n2", "POST /v1/cluster/join", "done", "");

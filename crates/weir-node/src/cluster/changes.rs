@@ -72,6 +72,12 @@ fn readmits(snapshot: &Snapshot, wanted: &Invite) -> Result<bool, ApiError> {
             Err(ApiError::new(ApiErrorKind::Invalid, "--readmit needs the name: --for NAME"))
         }
         (None, true, Some(name)) => Err(refused(format!("node {name} is not revoked"))),
+        (None, false, Some(name)) if snapshot.names.0.nodes.contains_key(&name.folded()) => {
+            Err(refused(format!("node {name} is a member already")).hint(format!(
+                "choose another name; if its host has lost its key, `weir cluster revoke {name}` and then `weir cluster invite \
+                 --readmit --for {name}` let a host with a new key join under that name"
+            )))
+        }
         (None, false, _) => Ok(false),
     }
 }
