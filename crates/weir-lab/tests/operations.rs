@@ -230,7 +230,7 @@ fn deletion_is_asked_for_twice_and_leaves_nothing() {
     nbd.write(0, &[1; BLOCK as usize], true).unwrap();
     let file = bench.directory.path().join("pool").join(format!("{DISK}.raw"));
     let error = client.delete(DISK, &Delete::default()).unwrap_err();
-    assert!(error.kind == ApiErrorKind::Refused && error.message.contains("1 clients"), "{error:?}");
+    assert!(error.kind == ApiErrorKind::Refused && error.message.contains("1 client is"), "{error:?}");
     drop(nbd);
     bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.clients == 0));
     let would = client.delete(DISK, &Delete { dry_run: true, ..Delete::default() }).unwrap();

@@ -43,7 +43,7 @@ use crate::shard::messages::{DiskStatus, LoadLayer};
 
 /// A node's report on itself and on the cluster as it sees it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(tag = "schema", rename = "weir.status/1")]
+#[serde(tag = "schema", rename = "weir.status/2")]
 pub struct NodeStatus {
     /// Its name.
     pub node: String,
@@ -155,7 +155,8 @@ impl std::fmt::Display for Health {
 pub struct RegistryView {
     /// `connected`, or `away`: the node shows the records that it read last.
     pub state: String,
-    /// Why it is away; empty otherwise.
+    /// Why it is away; empty (null in JSON) otherwise.
+    #[serde(default, with = "crate::null_if_empty")]
     pub reason: String,
     /// Time since the node last had an answer from it, in seconds.
     pub age_seconds: f64,
@@ -187,7 +188,8 @@ pub struct ShardView {
     /// `ok`, `spins` (turns that do nothing, one after the other, within the last second), or `hangs` (a turn has lasted for over
     /// a second, and all its disks stand still).
     pub state: String,
-    /// For how long it hangs, and in which disk's turn; empty otherwise.
+    /// For how long it hangs, and in which disk's turn; empty (null in JSON) otherwise.
+    #[serde(default, with = "crate::null_if_empty")]
     pub reason: String,
     /// Turns since the node started.
     pub turns: u64,
@@ -229,7 +231,7 @@ impl ShardView {
 
 /// A node, as the registry has it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "schema", rename = "weir.node/1")]
+#[serde(tag = "schema", rename = "weir.node/2")]
 pub struct NodeView {
     /// Its name.
     pub name: String,
@@ -242,13 +244,15 @@ pub struct NodeView {
     /// Since when it is down: RFC 3339, UTC.
     #[serde(default)]
     pub down_since: Option<String>,
-    /// Address for replication; empty when down.
+    /// Address for replication; empty (null in JSON) when down.
+    #[serde(default, with = "crate::null_if_empty")]
     pub peer_address: String,
     /// Its capacity for write logs, by medium; empty when down.
     #[serde(default)]
     pub media: Vec<MediumView>,
     /// Write logs that it keeps, its own disks' and copies of others'.
     #[serde(default)]
+    #[serde(rename = "logs")]
     pub load: u64,
 }
 
@@ -348,7 +352,7 @@ pub struct VolumeView {
 
 /// A disk, from the registry's record and its owner's report.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(tag = "schema", rename = "weir.disk/1")]
+#[serde(tag = "schema", rename = "weir.disk/2")]
 pub struct DiskView {
     /// Its name.
     pub name: String,
@@ -367,7 +371,8 @@ pub struct DiskView {
     pub logical_block: u32,
     /// Requested policy.
     pub requested: String,
-    /// Effective policy; empty when the disk is not open.
+    /// Effective policy; empty (null in JSON) when the disk is not open.
+    #[serde(default, with = "crate::null_if_empty")]
     pub effective: String,
     /// The medium of its write log.
     #[serde(default)]
@@ -396,7 +401,8 @@ pub struct DiskView {
     /// `closed`, `opening`, `serving`, `degraded` (with the reason), `closing`, `releasing`, `silent` (its owner, or the shard there, does
     /// not answer), `takeover` (its owner is gone, and another node takes over), or `unavailable` (no copy of its log is left).
     pub state: String,
-    /// Why it is not simply serving; empty otherwise.
+    /// Why it is not simply serving; empty (null in JSON) otherwise.
+    #[serde(default, with = "crate::null_if_empty")]
     pub reason: String,
     /// Parts of the request that the cluster cannot satisfy.
     #[serde(default)]
@@ -640,17 +646,17 @@ pub struct Delete {
 
 /// The result of a deletion, or of a dry run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "schema", rename = "weir.deleted-disk/1")]
+#[serde(tag = "schema", rename = "weir.deleted-disk/2")]
 pub struct Deleted {
     /// The disk.
     pub disk: String,
     /// Its file.
     pub path: PathBuf,
-    /// Bytes that the file occupies.
+    /// Bytes that the file occupies; absent if it is not there, or its storage does not answer.
     #[serde(rename = "allocated_bytes")]
-    pub allocated: u64,
-    /// What is lost apart from the file, and the reason: acknowledged writes of a disk that its owner cannot open. Empty otherwise.
-    #[serde(default)]
+    pub allocated: Option<u64>,
+    /// What is lost apart from the file, and the reason: acknowledged writes of a disk that its owner cannot open. Empty (null in JSON) otherwise.
+    #[serde(default, with = "crate::null_if_empty")]
     pub lost: String,
     /// False for a dry run.
     pub done: bool,

@@ -1,5 +1,6 @@
 //! Whether the files behind the disks that are open here are still where they belong. A file that was deleted, or that another one has
-//! replaced, takes I/O as before, and is gone when the disk is closed. Looked at beside the I/O, every two seconds.
+//! replaced, takes I/O as before, and is gone when the disk is closed. Looked at beside the I/O, every two seconds
+//! and when somebody asks.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,10 +15,15 @@ use crate::file_fault::fault;
 /// Pause between two looks.
 const LOOK: Duration = Duration::from_secs(2);
 
+/// Longest wait for a look of somebody who asks.
+const MOMENT: Duration = Duration::from_millis(100);
+
 /// Faults of the files behind the disks, by disk.
 #[derive(Debug, Default)]
 pub struct Backings {
     faults: Mutex<BTreeMap<String, String>>,
+    /// Held during a look: a storage that hangs holds up one of them.
+    looking: tokio::sync::Mutex<()>,
 }
 
 impl Backings {
@@ -35,12 +41,25 @@ impl Backings {
     pub async fn watch(self: Arc<Backings>, node: Arc<Node>) {
         loop {
             tokio::time::sleep(LOOK).await;
-            let files = node.here.files();
-            let look = move || files.into_iter().map(with_fault).collect::<Vec<_>>();
-            let Ok(looks) = tokio::task::spawn_blocking(look).await else { continue };
-            for (kind, disk, text) in self.take(looks, &node.here) {
-                node.journal.tell(kind, &disk, text);
-            }
+            self.look(&node).await;
+        }
+    }
+
+    /// Looks now, for somebody who asks; waits for the storage for a moment only, and not at all while another look lasts.
+    pub async fn look_soon(self: &Arc<Backings>, node: &Arc<Node>) {
+        let (backings, node) = (Arc::clone(self), Arc::clone(node));
+        // A task, so that the look is finished, and its result kept, when this wait is over.
+        let look = tokio::spawn(async move { backings.look(&node).await });
+        let _ = tokio::time::timeout(MOMENT, look).await;
+    }
+
+    async fn look(&self, node: &Node) {
+        let Ok(_turn) = self.looking.try_lock() else { return };
+        let files = node.here.files();
+        let look = move || files.into_iter().map(with_fault).collect::<Vec<_>>();
+        let Ok(looks) = tokio::task::spawn_blocking(look).await else { return };
+        for (kind, disk, text) in self.take(looks, &node.here) {
+            node.journal.tell(kind, &disk, text);
         }
     }
 

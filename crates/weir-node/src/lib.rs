@@ -32,6 +32,7 @@ pub mod members;
 pub mod metrics;
 pub mod nbd_address;
 pub mod network;
+mod null_if_empty;
 pub mod operations;
 pub mod peer;
 pub mod places;

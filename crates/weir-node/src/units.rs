@@ -1,10 +1,26 @@
-//! Periods as people write them: `1.5 s`. (Sizes: [`weir_block::size`].)
+//! Periods as people write them: `1.5 s`, and numbers with nouns. (Sizes: [`weir_block::size`].)
 
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+/// `1 disk`, `2 disks`: a number and a noun that takes an `s`, or a `y` that becomes `ies`.
+#[must_use]
+pub fn count(number: u64, noun: &str) -> String {
+    match (number, noun.strip_suffix('y')) {
+        (1, _) => format!("1 {noun}"),
+        (_, Some(stem)) => format!("{number} {stem}ies"),
+        (_, None) => format!("{number} {noun}s"),
+    }
+}
+
+/// `1 client is`, `2 clients are`, as [`count`] has the number and noun.
+#[must_use]
+pub fn count_are(number: u64, noun: &str) -> String {
+    format!("{} {}", count(number, noun), if number == 1 { "is" } else { "are" })
+}
 
 /// A stretch of time, kept as text: `250 ms`, `5 s`, `2 min`, `1 h`, `2m30s`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -112,6 +128,14 @@ impl<'de> Deserialize<'de> for Period {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nouns_follow_their_numbers() {
+        let counts = [0, 1, 2].map(|number| count(number, "disk"));
+        assert_eq!(counts, ["0 disks", "1 disk", "2 disks"]);
+        assert_eq!([1, 2].map(|number| count(number, "copy")), ["1 copy", "2 copies"]);
+        assert_eq!([1, 2].map(|number| count_are(number, "client")), ["1 client is", "2 clients are"]);
+    }
 
     #[test]
     fn periods_as_people_write_them() {

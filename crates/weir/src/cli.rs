@@ -103,7 +103,8 @@ pub fn command() -> clap::Command {
 /// It is not understood; or it asks for help, which is in the error.
 pub fn parse(words: &[OsString]) -> Result<Cli, clap::Error> {
     let mut command = command();
-    let matches = command.try_get_matches_from_mut(words)?;
+    let matches =
+        command.try_get_matches_from_mut(words).map_err(|error| without_environment(words, error))?;
     let mut cli = Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))?;
     // The command line overrides the environment, which README sets for a whole session.
     match (&cli.global.api, &cli.global.lab, matches.value_source("api"), matches.value_source("lab")) {
@@ -120,6 +121,19 @@ pub fn parse(words: &[OsString]) -> Result<Cli, clap::Error> {
         _ => {}
     }
     Ok(cli)
+}
+
+/// The same error, as it is without the environment: clap counts options that the environment sets among those that the user gave,
+/// and its usage line would name them like required ones.
+fn without_environment(words: &[OsString], error: clap::Error) -> clap::Error {
+    use clap::error::ErrorKind::{DisplayHelp, DisplayHelpOnMissingArgumentOrSubcommand, DisplayVersion};
+    if matches!(error.kind(), DisplayHelp | DisplayHelpOnMissingArgumentOrSubcommand | DisplayVersion) {
+        // Help shows what the environment sets.
+        return error;
+    }
+    let unset = |command: clap::Command, name| command.mut_arg(name, |arg| arg.env(None::<&str>));
+    let command = ["lab", "api", "credentials"].into_iter().fold(command(), unset);
+    command.try_get_matches_from(words).err().unwrap_or(error)
 }
 
 /// What `weir` can do.

@@ -170,7 +170,7 @@ fn loads_need_a_disk_of_their_own(place: &Place, uris: &str) {
     let _guest = Guest::of(place, "db", uri);
     let load = "bench --disk db --layer accel --rw randwrite --destroy --no-prefill --runtime 100ms";
     let said = place.fails(load, 4);
-    assert!(said.contains("1 clients are connected"), "{said}");
+    assert!(said.contains("1 client is connected"), "{said}");
 }
 
 fn a_backing_file_is_deleted(place: &Place) {

@@ -65,7 +65,7 @@ fn a_disk_whose_backing_is_gone_is_deleted_by_force_only() {
 
     // By whichever of the two does not own it.
     let deleted = place.json("disk delete db --force --yes --node n3");
-    assert_shape(&deleted, "weir.deleted-disk/1");
+    assert_shape(&deleted, "weir.deleted-disk/2");
     assert!(deleted["done"] == true && deleted["lost"].as_str().unwrap().contains("acknowledged writes"));
     place.fails("disk show db --node n2", 3);
     for node in ["n2", "n3"] {

@@ -254,9 +254,9 @@ fn loads_leave_a_disk_in_use_alone(place: &Place) {
         "diagnose --stack db.toml --destroy --budget 1m",
     ] {
         let said = place.fails(line, 4);
-        assert!(said.contains("1 clients are connected to disk db"), "weir {line}: {said}");
+        assert!(said.contains("1 client is connected to disk db"), "weir {line}: {said}");
     }
-    assert!(said.contains("1 clients are connected to disk db") && said.contains("--force"), "{said}");
+    assert!(said.contains("1 client is connected to disk db") && said.contains("--force"), "{said}");
     assert!(forced.status.success(), "{}", String::from_utf8_lossy(&forced.stderr));
 }
 
@@ -455,7 +455,7 @@ fn refused_while_in_use(place: &Place) {
     let said = place.fails("diagnose --disk db --destroy", 4);
     drop(guest);
     await_some("no client", || (place.json("disk show db")["detail"]["clients"] == 0).then_some(()));
-    assert!(said.contains("1 clients are connected"), "{said}");
+    assert!(said.contains("1 client is connected"), "{said}");
 }
 
 /// Removes most rows, as after an interrupt, and resumes the measurement.

@@ -11,7 +11,7 @@ use crate::control::disk::Request;
 use crate::control::node::unavailable;
 use crate::control::provisioning;
 use crate::control::{grants, hearing};
-use crate::units::about;
+use crate::units::{about, count_are};
 
 impl Operations {
     /// Deletes a disk and its data, or says what would be deleted.
@@ -40,7 +40,7 @@ impl Operations {
         self.check_not_serving(&record).await?;
         let place = self.node.place_of(&record).await;
         let path = place.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?.path;
-        let allocated = self.allocated(&record, false).await.unwrap_or(0);
+        let allocated = self.allocated(&record, false).await;
         let lost = self.lost_with(&record).await;
         self.check_deletable(&record, lost.as_deref(), wanted.force).await?;
         let lost_text = lost.clone().unwrap_or_default();
@@ -64,7 +64,7 @@ impl Operations {
     async fn delete_leftover(&self, name: &str) -> Answer<Option<Deleted>> {
         let path = provisioning::finish_others(&self.node, name).await?;
         let deleted =
-            |path| Deleted { disk: name.to_owned(), path, allocated: 0, lost: String::new(), done: true };
+            |path| Deleted { disk: name.to_owned(), path, allocated: None, lost: String::new(), done: true };
         Ok(path.map(deleted))
     }
 
@@ -130,7 +130,9 @@ impl Operations {
         let statuses = self.node.shards.status().await;
         let clients = statuses.iter().find(|status| status.disk == record.name && status.role == "owner");
         match (&record.owner, clients.map_or(0, |status| status.clients)) {
-            (Some(_), clients @ 1..) if mine => refuse(format!("{clients} clients are connected to it")),
+            (Some(_), clients @ 1..) if mine => {
+                refuse(format!("{} connected to it", count_are(clients as u64, "client")))
+            }
             (Some(owner), _) if !mine => {
                 refuse(format!("its owner {owner} is gone; writes in its log may be lost"))
             }

@@ -150,6 +150,7 @@ impl Operations {
     pub async fn create_disk(&self, wanted: CreateDisk) -> Answer<DiskView> {
         let invalid = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Invalid, error.to_string());
         check_name(&wanted.name).map_err(|error| invalid(&error))?;
+        check_size(wanted.size)?;
         let policy: Policy = parse_policy(&wanted.policy)?;
         let source = Source::File { name: wanted.name.clone() };
         let CreateDisk { name, volume, size, logical_block, medium, limit, .. } = wanted;
@@ -350,6 +351,7 @@ impl Operations {
             return self.forward(&owner, name, "resize", &wanted).await;
         }
         let size = wanted.size;
+        check_size(size)?;
         self.ask(name, |done| Request::Resize { size, done }).await?;
         self.disk(name).await
     }
@@ -461,6 +463,22 @@ fn parse_policy(text: &str) -> Answer<Policy> {
     text.parse().map_err(invalid)
 }
 
+/// Files of disks are as long as whole pages.
+fn check_size(size: u64) -> Answer<()> {
+    const UNIT: u64 = 4096;
+    if size > 0 && size.is_multiple_of(UNIT) {
+        return Ok(());
+    }
+    let (below, above) =
+        (size - size % UNIT, size.checked_next_multiple_of(UNIT).unwrap_or(size - size % UNIT).max(UNIT));
+    let nearest = match below {
+        0 => format!("the smallest is {above}"),
+        below => format!("the nearest are {below} and {above}"),
+    };
+    let message = format!("a disk's size is a multiple of {UNIT} bytes, and {size} is none");
+    Err(ApiError::new(ApiErrorKind::Invalid, message).hint(nearest))
+}
+
 /// Says what is wrong with a name, without repeating all of a long one.
 fn check_named(name: &str) -> Answer<()> {
     check_name(name).map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))
@@ -468,4 +486,23 @@ fn check_named(name: &str) -> Answer<()> {
 
 fn ownership_error(refusal: ownership::Refusal) -> ApiError {
     ApiError::from(ChangeError::Refused(refusal))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_size_is_told_with_the_nearest_right_ones() {
+        let hint = |size| check_size(size).err().map(|error| error.hint);
+        assert_eq!(hint(8192), None);
+        for (size, nearest) in [
+            (0, "the smallest is 4096"),
+            (513, "the smallest is 4096"),
+            (1_000_000_000, "the nearest are 999997440 and 1000001536"),
+        ] {
+            assert_eq!(hint(size).as_deref(), Some(nearest));
+        }
+        assert!(hint(u64::MAX).is_some());
+    }
 }

@@ -78,10 +78,11 @@ impl Said {
 impl Operations {
     /// The state that only this node knows, of the disks that it owns, for other nodes.
     pub async fn owned(&self) -> Owned {
-        self.owned_of(self.node.shards.status_within(SHARDS).await)
+        self.owned_of(self.node.shards.status_within(SHARDS).await).await
     }
 
-    pub(super) fn owned_of(&self, statuses: Vec<DiskStatus>) -> Owned {
+    pub(super) async fn owned_of(&self, statuses: Vec<DiskStatus>) -> Owned {
+        self.backings.look_soon(&self.node).await;
         let disks = statuses.into_iter().filter(|status| status.role == "owner").map(|status| {
             let faults = self.backings.fault_of(&status.disk).into_iter().collect();
             DiskStatus { faults, ..status }

@@ -177,7 +177,7 @@ impl Operations {
     ) -> Vec<DiskView> {
         let records: Vec<_> = records.into_iter().collect();
         let owners: BTreeSet<NodeRef> = records.iter().filter_map(|record| record.owner.clone()).collect();
-        let said = self.ask_owners(owners, self.owned_of(own)).await;
+        let said = self.ask_owners(owners, self.owned_of(own).await).await;
         let view = |record| DiskView { registry_age_seconds: registry_age, ..self.view(record, &said) };
         records.into_iter().map(view).collect()
     }

@@ -19,6 +19,7 @@ use super::messages::{Arrival, DiskStatus, LimitDelays, LoadLayer, OpenDisk};
 use super::profile::DiskProfile;
 use super::stack::Top;
 use super::{ShardConfig, answer};
+use crate::units::count_are;
 
 /// Rounds of requests in one turn; then commands and events are looked at.
 const ROUNDS_PER_TURN: usize = 16;
@@ -219,10 +220,12 @@ impl Disk {
         match self.exports.clients() {
             0 => Ok(()),
             clients if layer == LoadLayer::Backing && workload.access.writes() => Err(format!(
-                "{clients} clients are connected: writing below the accelerator would go behind their back; disconnect them"
+                "{} connected: writing below the accelerator would go behind their back; disconnect them",
+                count_are(clients as u64, "client")
             )),
             clients if !force => Err(format!(
-                "{clients} clients are connected to it; disconnect them, or --force runs the load beside theirs"
+                "{} connected to it; disconnect them, or --force runs the load beside theirs",
+                count_are(clients as u64, "client")
             )),
             _ => Ok(()),
         }

@@ -13,6 +13,7 @@ use weir_node::cluster::views::{
 use weir_node::cluster::{joining, setup};
 use weir_node::config::Config;
 use weir_node::timestamps::rfc3339;
+use weir_node::units::count;
 
 use super::confirm::confirm;
 use super::{migrate_registry, rotation, trust};
@@ -175,16 +176,19 @@ fn made(it: &ClientMade) -> String {
 
 fn revoked(it: &Revoked) -> String {
     let verb = if it.done { "revoked" } else { "would revoke" };
-    let mut text = format!("{verb} {} {}: {} certificates", it.kind, it.name, it.certificates);
+    let mut text =
+        format!("{verb} {} {}: {}", it.kind, it.name, count(it.certificates as u64, "certificate"));
     if let Some(RevokedView { at, reason, .. }) = &it.earlier {
         let because = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
         text = format!(
-            "{} {} is revoked since {at}{because}: {} certificates",
-            it.kind, it.name, it.certificates
+            "{} {} is revoked since {at}{because}: {}",
+            it.kind,
+            it.name,
+            count(it.certificates as u64, "certificate")
         );
     }
     if !it.tokens.is_empty() {
-        text += &format!(", {} tokens", it.tokens.len());
+        text += &format!(", {}", count(it.tokens.len() as u64, "token"));
     }
     if !it.open_tokens.is_empty() {
         let open: Vec<String> = it.open_tokens.iter().map(ToString::to_string).collect();

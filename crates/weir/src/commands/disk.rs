@@ -5,7 +5,7 @@ use std::time::Duration;
 use weir_block::size::Size;
 use weir_node::api::{CreateDisk, Delete, Deleted, DiskView, Disks, Export, Moved};
 use weir_node::shard::messages::{DiskStatus, LimitDelays};
-use weir_node::units::{Period, about};
+use weir_node::units::{Period, about, count};
 use weir_report::format;
 
 use super::confirm::confirm;
@@ -93,8 +93,12 @@ fn sentence(deleted: &Deleted) -> String {
         (lost, true) => format!("\nlost: {lost}"),
         (lost, false) => format!("\nthis would lose {lost}"),
     };
-    let (path, allocated) = (deleted.path.display(), about(deleted.allocated));
-    format!("{verb} disk {}: {path}, {allocated} in use{lost}", deleted.disk)
+    let path = deleted.path.display();
+    let size = match deleted.allocated {
+        Some(bytes) => format!("{} in use", about(bytes)),
+        None => "which is not there, or does not answer".to_owned(),
+    };
+    format!("{verb} disk {}: {path}, {size}{lost}", deleted.disk)
 }
 
 /// One line for each disk.
@@ -178,7 +182,11 @@ fn delays(delays: &LimitDelays) -> Option<(&'static str, String)> {
     let LimitDelays { requests, seconds, waiting } = *delays;
     (requests > 0 || waiting > 0).then(|| {
         let mean = format::duration(seconds * 1e9 / (requests as f64).max(1.0));
-        ("limit delays", format!("{requests} requests, {mean} on average; {waiting} clients wait now"))
+        ("limit delays", {
+            let wait = if waiting == 1 { "waits" } else { "wait" };
+            let clients = count(waiting as u64, "client");
+            format!("{}, {mean} on average; {clients} {wait} now", count(requests, "request"))
+        })
     })
 }
 
@@ -189,9 +197,9 @@ fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
         ms.map_or_else(|| otherwise.to_owned(), |ms| Period(Duration::from_millis(ms)).to_string())
     };
     let rate = format!(
-        "{}/s, {} requests in flight; {} so far, {} of it coalesced",
+        "{}/s, {} in flight; {} so far, {} of it coalesced",
         about(destage.rate),
-        destage.depth,
+        count(destage.depth as u64, "request"),
         about(destage.destaged_bytes),
         about(destage.coalesced_bytes)
     );

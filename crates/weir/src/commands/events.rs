@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::time::Duration;
 
 use weir_node::api::{ApiError, EventList, EventView};
+use weir_report::text::wrap;
 
 use crate::cluster::any_node;
 use crate::failure::{Failure, FailureKind};
 use crate::options::{Global, Output};
-use crate::output::{goes_on, note, print, table};
+use crate::output::{goes_on, note, print, table, width};
 
 /// Polling interval of `--follow`.
 const LOOK: Duration = Duration::from_millis(500);
@@ -27,7 +28,7 @@ pub fn run(global: &Global, follow: bool) -> Result<(), Failure> {
         for event in &fresh {
             let line = match global.output {
                 Output::Json => serde_json::to_string(event).map_err(Failure::failed)?,
-                Output::Text => cells(event).join("  "),
+                Output::Text => line(event),
             };
             if !goes_on(&line)? {
                 return Ok(());
@@ -54,6 +55,16 @@ pub fn run(global: &Global, follow: bool) -> Result<(), Failure> {
 fn look(global: &Global) -> Result<Vec<EventView>, Failure> {
     let events: Result<_, ApiError> = any_node(global)?.events();
     Ok(events?)
+}
+
+/// One line, or several on a terminal that is too narrow for it, the text in a column of its own.
+fn line(event: &EventView) -> String {
+    let mut cells = cells(event);
+    let text = cells.pop().unwrap_or_default();
+    match width() {
+        Some(width) => wrap(&format!("{}  ", cells.join("  ")), &text, width),
+        None => format!("{}  {text}", cells.join("  ")),
+    }
 }
 
 fn cells(event: &EventView) -> Vec<String> {

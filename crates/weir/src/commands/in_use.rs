@@ -5,6 +5,7 @@ use std::time::Duration;
 use weir_load::target::Target;
 use weir_nbd::Uri;
 use weir_node::api::DiskView;
+use weir_node::units::count_are;
 
 use crate::cluster::any_node;
 use crate::failure::Failure;
@@ -43,7 +44,8 @@ pub fn refuse_beside_clients(disk: &DiskView, harm: Harm) -> Result<(), Failure>
     match disk.detail.as_ref().map_or(0, |detail| detail.clients) {
         0 => Ok(()),
         clients => {
-            let message = format!("{clients} clients are connected to disk {}; {}", disk.name, harm.words());
+            let clients = count_are(clients as u64, "client");
+            let message = format!("{clients} connected to disk {}; {}", disk.name, harm.words());
             Err(Failure::refused(message).hint(harm.remedy()))
         }
     }

@@ -8,11 +8,11 @@ use weir_cluster::Embedded;
 use weir_cluster::migration::{Amount, MigrationError, Named, look, migrate, without_sessions};
 use weir_cluster::registry::RegistryErrorKind;
 use weir_node::config::Config;
-use weir_node::units::about;
+use weir_node::units::{about, count};
 
 use crate::failure::{Failure, FailureKind};
 use crate::options::Global;
-use crate::output::print;
+use crate::output::{note, print};
 
 /// The longest wait for the leases of nodes that have stopped. A lease lasts for at most a minute.
 const PATIENCE: Duration = Duration::from_secs(90);
@@ -75,7 +75,7 @@ async fn carry_out(source: Named<'_>, target: Named<'_>, dry_run: bool) -> Resul
     migrate(source, target, &mut |copied| {
         if copied >= told + 1000 {
             told = copied;
-            eprintln!("{copied} keys copied");
+            note(&format!("{} copied", count(copied as u64, "key")));
         }
     })
     .await
@@ -83,7 +83,12 @@ async fn carry_out(source: Named<'_>, target: Named<'_>, dry_run: bool) -> Resul
 
 fn said(migrated: &Migrated) -> String {
     let Migrated { from, to, keys, size_bytes, done, .. } = migrated;
-    let amount = format!("{keys} keys ({}) from {} to {to}", about(*size_bytes as u64), from.display());
+    let amount = format!(
+        "{} ({}) from {} to {to}",
+        count(*keys as u64, "key"),
+        about(*size_bytes as u64),
+        from.display()
+    );
     if *done {
         format!(
             "copied and compared: {amount}. Nodes refuse the file from now on: start them with registry.etcd in their \

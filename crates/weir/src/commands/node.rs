@@ -5,6 +5,7 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_node::api::{DrainNode, NodeView, NodeWork};
 use weir_node::client::Client;
+use weir_node::units::count;
 
 use crate::cli::NodeCommand;
 use crate::cluster::any_node;
@@ -27,19 +28,21 @@ pub fn run(global: &Global, command: NodeCommand) -> Result<(), Failure> {
     let work = match command {
         NodeCommand::Show { name } => client.node(&name)?,
         NodeCommand::Drain { name, fewer_copies, dry_run: true, .. } => {
-            client.drain_node(&name, &DrainNode { fewer_copies, dry_run: true })?
+            let work = client.drain_node(&name, &DrainNode { fewer_copies, dry_run: true })?;
+            return print(global.output, &work, |work| format!("{}\n{}", text(work), would(work)));
         }
         NodeCommand::Drain { name, fewer_copies, no_wait, .. } => {
             let begun = client.drain_node(&name, &DrainNode { fewer_copies, dry_run: false })?;
+            if !begun.node.is_there() {
+                note(&format!(
+                    "node {name} is {}: other nodes take its disks over; it stays drained when it is back, until `weir node resume {name}`",
+                    begun.node.state
+                ));
+            }
             match no_wait {
                 true => begun,
                 false => wait(&client, begun, is_drained, |work| {
-                    format!(
-                        "{}: {} disks and {} copies left",
-                        work.node.name,
-                        work.disks.len(),
-                        work.copies.len()
-                    )
+                    format!("{}: {} left", work.node.name, counting(work))
                 })?,
             }
         }
@@ -52,7 +55,13 @@ pub fn run(global: &Global, command: NodeCommand) -> Result<(), Failure> {
                     &client,
                     begun,
                     |work| work.away.is_empty(),
-                    |work| format!("{}: {} disks still to return", work.node.name, work.away.len()),
+                    |work| {
+                        format!(
+                            "{}: {} still to return",
+                            work.node.name,
+                            count(work.away.len() as u64, "disk")
+                        )
+                    },
                 )?,
             }
         }
@@ -107,6 +116,22 @@ fn wait(
     Ok(work)
 }
 
+/// What a drain would do.
+fn would(work: &NodeWork) -> String {
+    let NodeWork { node, disks, copies, stays, .. } = work;
+    match disks.len() + copies.len() {
+        0 => format!("no disk counts on {}: a drain would only keep disks away from it", node.name),
+        _ if stays.is_empty() => format!("a drain would move {} away", counting(work)),
+        _ => format!("a drain would be refused: {} would stay", count(stays.len() as u64, "disk")),
+    }
+}
+
+/// `1 disk and 2 copies`
+fn counting(work: &NodeWork) -> String {
+    let NodeWork { disks, copies, .. } = work;
+    format!("{} and {}", count(disks.len() as u64, "disk"), count(copies.len() as u64, "copy"))
+}
+
 fn text(work: &NodeWork) -> String {
     let NodeWork { node, disks, copies, away, stays } = work;
     let stays: Vec<String> = stays.iter().map(|it| format!("{} ({})", it.disk, it.reason)).collect();
@@ -114,9 +139,13 @@ fn text(work: &NodeWork) -> String {
         ("node", node.name.clone()),
         ("state", node.state.clone()),
         ("down since", node.down_since.clone().unwrap_or_default()),
-        ("disks", disks.join(", ")),
-        ("copies of", copies.join(", ")),
+        ("disks", or_none(disks)),
+        ("copies of", or_none(copies)),
         ("to return", away.join(", ")),
         ("would stay", stays.join("; ")),
     ])
+}
+
+fn or_none(names: &[String]) -> String {
+    if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }

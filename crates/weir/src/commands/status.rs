@@ -1,13 +1,14 @@
 //! `weir status`
 
 use weir_node::api::{MediumView, NbdView, NodeStatus, NodeView, RegistryView, ShardView};
-use weir_node::units::about;
+use weir_node::units::{about, count};
+use weir_report::text::wrap;
 
 use super::disk;
 use crate::cluster::any_node;
 use crate::failure::Failure;
 use crate::options::Global;
-use crate::output::{print, table};
+use crate::output::{print, table, width};
 
 /// Prints the state of the cluster.
 pub fn status(global: &Global) -> Result<(), Failure> {
@@ -31,7 +32,8 @@ fn text(status: &NodeStatus) -> String {
         disk::rows(&status.disks)
     };
     let reasons = status.disks.iter().filter(|disk| !disk.reason.is_empty());
-    let reasons: String = reasons.map(|disk| format!("\n{}: {}", disk.name, disk.reason)).collect();
+    let reasons: String =
+        reasons.map(|disk| format!("\n{}", paragraph(&format!("{}: ", disk.name), &disk.reason))).collect();
     let shards: String = status.shards.iter().map(|shard| format!("\n{}", of_shard(shard))).collect();
     let RegistryView { state, age_seconds, .. } = &status.registry;
     let registry = match state.as_str() {
@@ -39,12 +41,20 @@ fn text(status: &NodeStatus) -> String {
         _ => format!("registry {state}"),
     };
     format!(
-        "health: {}\nasked {}, {registry}, peers: {}{}{shards}\n\n{nodes}\n\n{disks}{reasons}",
-        status.health,
+        "{}\nasked {}, {registry}, peers: {}{}{shards}\n\n{nodes}\n\n{disks}{reasons}",
+        paragraph("health: ", &status.health.to_string()),
         status.node,
         status.peers,
         nbd(status)
     )
+}
+
+/// `first` and a text, wrapped on a terminal.
+fn paragraph(first: &str, text: &str) -> String {
+    match width() {
+        Some(width) => wrap(first, text, width),
+        None => format!("{first}{text}"),
+    }
 }
 
 /// `NBD: TLS at 10.0.0.1:10809`, a line for each address.
@@ -58,7 +68,9 @@ fn of_shard(shard: &ShardView) -> String {
     let ShardView { shard, state, reason, long_turns, longest_turn_ms, spins, .. } = shard;
     let reason = if reason.is_empty() { String::new() } else { format!(" {reason}") };
     format!(
-        "shard {shard}: {state}{reason}; longest turn {longest_turn_ms:.1} ms, {long_turns} turns over 10 ms, {spins} busy turns without work"
+        "shard {shard}: {state}{reason}; longest turn {longest_turn_ms:.1} ms, {} over 10 ms, {} without work",
+        count(*long_turns, "turn"),
+        count(*spins, "busy turn")
     )
 }
 

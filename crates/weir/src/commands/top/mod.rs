@@ -4,12 +4,13 @@
 
 mod screen;
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use weir_block::Nanos;
 use weir_diagnose::live::{Explanation, Look, Window, explain};
 use weir_node::api::DiskView;
+use weir_node::timestamps::rfc3339;
 use weir_node::units::{Period, about};
 use weir_report::format;
 
@@ -63,6 +64,8 @@ struct Row {
 /// All disks between two samples.
 #[derive(Serialize)]
 struct Frame {
+    /// The end of the interval: RFC 3339, UTC.
+    at: String,
     #[serde(rename = "disks")]
     rows: Vec<Row>,
 }
@@ -99,8 +102,14 @@ impl<'a> Watcher<'a> {
             explanation.findings.extend(held.finding(&limit(&seen.disk)));
             Row { disk: seen.disk.clone(), explanation, held_back: held.seconds }
         };
-        Ok(Frame { rows: self.last.iter().map(row).collect() })
+        Ok(Frame { at: time_of_day(), rows: self.last.iter().map(row).collect() })
     }
+}
+
+#[expect(clippy::disallowed_methods, reason = "only what people and their programs read carries it")]
+fn time_of_day() -> String {
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    rfc3339(since_1970.as_millis() as u64)
 }
 
 /// All disks with their meters, each asked of its owner.

@@ -30,7 +30,7 @@ pub fn run(watcher: &mut Watcher<'_>, every: Duration) -> Result<(), Failure> {
 }
 
 fn watch(terminal: &mut DefaultTerminal, watcher: &mut Watcher<'_>, every: Duration) -> Result<(), Failure> {
-    let mut shown = Ok(Frame { rows: Vec::new() });
+    let mut shown = Ok(Frame { at: String::new(), rows: Vec::new() });
     let mut next = Nanos::now() + every;
     loop {
         terminal.draw(|canvas| draw(canvas, &shown, every))?;
@@ -157,7 +157,10 @@ mod tests {
     fn nothing_is_cut_at_80_and_100_columns() {
         let reason = "the backing takes nothing: No space left on device (os error 28); the log fills up, and writes wait";
         for (width, absent) in [(80, 4), (100, 2), (200, 0)] {
-            let lines = screen(width, Frame { rows: vec![busy("database", ""), busy("db2", reason)] });
+            let lines = screen(
+                width,
+                Frame { at: String::new(), rows: vec![busy("database", ""), busy("db2", reason)] },
+            );
             let header: Vec<&str> =
                 lines[1].split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect();
             assert!(header.iter().all(|cell| HEADER.contains(cell)), "cut at {width}: {lines:#?}");
@@ -176,7 +179,7 @@ mod tests {
     #[test]
     fn a_long_name_is_whole_at_80_columns() {
         let name = "d".repeat(64);
-        let lines = screen(80, Frame { rows: vec![busy(&name, "")] });
+        let lines = screen(80, Frame { at: String::new(), rows: vec![busy(&name, "")] });
         assert!(lines[2].starts_with(&format!("{name}  serving")), "{lines:#?}");
     }
 
