@@ -67,7 +67,9 @@ pub async fn keep(node: Arc<Node>, tasks: Arc<Tasks>) {
         tokio::select! {
             biased;
             Some((disk, moved)) = endings.recv() => {
-                if let Some(reason) = moves.end(&disk, moved, Nanos::now()) {
+                let reason = moves.end(&disk, moved, Nanos::now());
+                // A move that began by a view from before an earlier one's end is nobody's concern.
+                if let Some(reason) = reason.filter(|_| is_mine(&node, &disk)) {
                     node.journal.tell("not-moved", &disk, format!("it is tried again: {reason}"));
                 }
             }
@@ -142,6 +144,11 @@ fn is_drained(node: &Node) -> bool {
     let (me, disks) = (&node.config.name, node.records.disks.now());
     let drain = node.records.node_states().nodes.get(me).and_then(|state| state.drain);
     drain.is_some() && !disks.values().any(|disk| counts_on(disk, me))
+}
+
+fn is_mine(node: &Node, disk: &str) -> bool {
+    let owner = node.records.disk(disk).and_then(|record| record.owner);
+    owner.is_some_and(|owner| owner == node.session.node_ref())
 }
 
 /// A disk of this node, and the process that is to have it.
