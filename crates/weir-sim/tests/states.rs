@@ -30,6 +30,14 @@ fn a_node_may_decide_by_a_view_that_stands_still() {
     assert_eq!(run_states(44_234, None, false).violation, None);
 }
 
+/// Seeds that found something when they were new.
+#[test]
+fn fixed_bugs_stay_fixed() {
+    // A node was closing a disk when another one took it over, and the disk came back before that was noticed: the node took it for
+    // open, and nobody served it any more (P9).
+    assert_eq!(run_states(61_472, None, false).violation, None);
+}
+
 #[test]
 fn every_disabled_rule_is_found() {
     for bug in StateBug::ALL.into_iter().filter(|bug| *bug != NOT_FOUND) {

@@ -78,7 +78,7 @@ pub enum Decision {
     Open,
     /// It is open and ours, and the record has moved on: tell the shard.
     Configure,
-    /// It is open and another's (P2): end all I/O.
+    /// It is open and another's (P2), or has been meanwhile: end all I/O.
     Release {
         /// The record's epoch.
         epoch: u64,
@@ -105,6 +105,10 @@ pub fn decide(record: Option<&DiskRecord>, situation: &Situation<'_>) -> Decisio
     };
     let mine = record.owner.as_ref() == Some(me);
     match (local, mine) {
+        // Another node has owned it since, and has handed it back: what is here is not its log (P1).
+        (Local::Open { epoch }, true) if record.former.iter().any(|former| former.epoch >= epoch) => {
+            Decision::Release { epoch: record.epoch }
+        }
         (Local::Open { epoch }, true) if epoch < record.epoch => Decision::Configure,
         (Local::Open { .. }, true) => Decision::Nothing,
         (Local::Open { epoch }, false) if epoch <= record.epoch => Decision::Release { epoch: record.epoch },
@@ -216,7 +220,7 @@ pub fn former_certainty(
 mod tests {
     use super::*;
     use weir_cluster::placement::CLAIMED_WITHIN;
-    use weir_cluster::records::{NodeRecord, Policy, Source};
+    use weir_cluster::records::{FormerOwner, NodeRecord, Policy, Source};
 
     const GRACE: Duration = Duration::from_secs(10);
     const NOW: Nanos = Nanos(100_000_000_000);
@@ -429,6 +433,22 @@ mod tests {
         assert_eq!(case.decide(Some(&other)), Decision::Nothing, "an old view never takes a newer disk away");
         case.local = Local::Closed;
         assert_eq!(case.decide(None), Decision::Nothing);
+    }
+
+    /// Its node may not have heard that another one has owned it meanwhile, or may have been about to close it.
+    #[test]
+    fn a_disk_that_has_come_back_is_opened_anew() {
+        let mut case = Case::of("a", &["a", "b"]);
+        let mut record = disk(Some("a"), &["b"], Mode::WriteBack);
+        record.former = vec![FormerOwner::silent(node("a"), 3), FormerOwner::silent(node("b"), 4)];
+        case.local = Local::Open { epoch: 3 };
+        assert_eq!(case.decide(Some(&record)), Decision::Release { epoch: 5 });
+        case.local = Local::Closed;
+        assert_eq!(case.decide(Some(&record)), Decision::Open);
+        case.local = Local::Open { epoch: 5 };
+        assert_eq!(case.decide(Some(&record)), Decision::Nothing);
+        (record.epoch, case.local) = (6, Local::Open { epoch: 5 });
+        assert_eq!(case.decide(Some(&record)), Decision::Configure, "they came before it");
     }
 
     #[test]
