@@ -178,13 +178,13 @@ pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
 /// registry is away for long; operators drain, resume, clear and remove.
 #[must_use]
 pub fn run_states(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
-    finish(Cluster::new(seed, bug, None, traced).with_states())
+    finish(Cluster::new(seed, bug, None, traced).with_states(seed))
 }
 
 /// As [`run_states`], with a rule of node states disabled.
 #[must_use]
 pub fn run_without(seed: u64, rule: StateBug, traced: bool) -> Run {
-    finish(Cluster::new(seed, None, Some(rule), traced).with_states())
+    finish(Cluster::new(seed, None, Some(rule), traced).with_states(seed))
 }
 
 fn finish(mut cluster: Cluster) -> Run {
@@ -284,8 +284,8 @@ impl Cluster {
         cluster
     }
 
-    fn with_states(mut self) -> Cluster {
-        self.plan_states();
+    fn with_states(mut self, seed: u64) -> Cluster {
+        self.plan_states(seed);
         self
     }
 

@@ -327,7 +327,6 @@ impl Cluster {
             self.note(|| format!("registry: n{} {said}: {came:?}", who.node));
         }
         if answer.is_ok() {
-            self.note_sessions();
             self.notify_if_behind(number);
             self.notify_watchers(&changed);
             self.disk_may_have_changed(who);
@@ -411,7 +410,6 @@ impl Cluster {
         let over = self.registry.memory.expire(self.world.now(), stalled);
         if !over.is_empty() {
             self.note(|| format!("registry: {} sessions have ended", over.len()));
-            self.note_sessions();
             self.notify_watchers(&[keys::NODES.to_owned()]);
         }
     }
@@ -462,7 +460,6 @@ impl Cluster {
             let now = self.world.now();
             self.note(|| format!("registry: {node} has ended"));
             self.registry.memory.end_process(lease, node, now);
-            self.note_sessions();
             self.notify_watchers(&[keys::NODES.to_owned(), keys::STOPPED.to_owned()]);
         }
     }

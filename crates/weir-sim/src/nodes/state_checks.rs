@@ -47,6 +47,10 @@ impl Cluster {
         for holder in holders(&disk) {
             states.named.entry(holder.node.clone()).or_insert(now);
         }
+        // A new owner is not connected to any copy yet.
+        if before.owner != disk.owner {
+            states.lost.extend(disk.replicas.iter().map(|replica| (replica.node.clone(), now)));
+        }
         self.check_placed(before, by);
         self.check_kept(before);
         if taken {
@@ -59,21 +63,24 @@ impl Cluster {
         let (now, disk) = (self.world.now(), &self.registry.disk);
         let (Some(states), Some(owner)) = (&self.states, &disk.owner) else { return };
         let owner = node_of(&owner.node);
-        // Replicas on nodes that do not answer, or that the owner may take for dead, go for that reason, and copies that an earlier
-        // policy did not ask for for that one. An owner whose view stands still takes for dead whom the registry has long known again.
+        // Copies that the owner has lost go for that reason, and copies that an earlier policy did not ask for for that one. The
+        // change may wait for the answer to an earlier one.
+        let waits = self.swarm.has(Fault::LostAnswer)
+            || states.cut_off.get(&owner).is_some_and(|last| *last + PATIENCE + DECIDED >= now);
+        let limit = if waits { PATIENCE + DECIDED } else { DECIDED };
         let was_there = |replica: &NodeRef| {
-            let absent = states.without_session.get(&replica.node);
-            let unseen = states.unseen.get(&(owner, replica.node.clone()));
-            self.living(replica).is_some()
-                && absent.into_iter().chain(unseen).all(|last| *last + VIEWED < now)
+            let lost = states.lost.get(&replica.node);
+            self.is_written(replica) && lost.is_none_or(|last| *last + limit < now)
         };
         let is_steady = states.policy.is_some_and(|(_, since)| since + FILLED < now)
             && !DEAFENING.iter().any(|fault| self.swarm.has(*fault))
             && before.owner == disk.owner
-            && before.replicas.iter().all(was_there);
+            && before.replicas.iter().all(was_there)
+            // Without one copy, as permitted, the disk may go to write-through and need no other.
+            && before.replicas.iter().all(|replica| !states.permitted.contains(&replica.node));
         let wanted = disk.policy.replicas();
         let fewer = before.replicas.len() >= wanted && disk.replicas.len() < wanted;
-        let is_barred = |node: &String| states.barred.contains_key(node) && !states.permitted.contains(node);
+        let is_barred = |node: &String| states.barred.contains_key(node);
         let gone = before
             .replicas
             .iter()

@@ -6,10 +6,11 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_block::sim::SetTime;
 use weir_cluster::node_state::Event;
-use weir_cluster::records::{DiskRecord, NodeStateRecord, NodeStatesRecord, Policy};
+use weir_cluster::records::{DiskRecord, NodeRef, NodeStateRecord, NodeStatesRecord, Policy};
 use weir_node::control::rights::key;
 
 use super::machine::Order;
+use super::registry::DISK;
 use super::{Cluster, Task};
 use crate::atlas::Fault;
 use crate::scale::{CALM, NODES, name, node_of};
@@ -28,6 +29,10 @@ pub const DEAFENING: [Fault; 7] = [
     Fault::CorruptRecord,
 ];
 
+/// Faults that end a node's process or its session, or hold a change back.
+const DISTURBING: [Fault; 4] =
+    [Fault::Crash, Fault::RegistryAway, Fault::RegistryUnreachable, Fault::LostAnswer];
+
 /// A long outage of the registry lasts several leases, and mostly longer than the resiliency period; in microseconds.
 const LONG_OUTAGE: (u64, u64) = (1_800_000, 4_500_000);
 
@@ -44,10 +49,10 @@ pub struct States {
     pub policy: Option<(Policy, Nanos)>,
     /// Since when the owner has no session.
     pub absent: Option<Nanos>,
-    /// When each node was without a session the last time.
-    pub without_session: BTreeMap<String, Nanos>,
-    /// When the view of a node, by its number, was without another node the last time.
-    pub unseen: BTreeMap<(usize, String), Nanos>,
+    /// When a node of the set was without a complete copy that the owner writes to, the last time.
+    pub lost: BTreeMap<String, Nanos>,
+    /// When a node, by its number, was cut off from the registry the last time.
+    pub cut_off: BTreeMap<usize, Nanos>,
     /// Since when the view of a node, by its number, shows why at present nothing may be placed on another node.
     pub known_barred: BTreeMap<(usize, String), Nanos>,
     /// The members that hear the owner, and since when without a gap.
@@ -57,6 +62,8 @@ pub struct States {
     pub cleared: BTreeSet<String>,
     /// The nodes whose drains have ever permitted fewer copies.
     pub permitted: BTreeSet<String>,
+    /// Whether nodes are drained and none fails.
+    is_maintained: bool,
     /// The node that was isolated last.
     last: usize,
     /// The node that is still drained at the end, if any, once that is decided.
@@ -65,13 +72,18 @@ pub struct States {
 
 impl Cluster {
     /// Schedules what concerns nodes' states. A third of the runs have a long outage of the registry. In half of them the nodes reach
-    /// each other at all times: only there does each check know what a node must have heard.
-    pub fn plan_states(&mut self) {
-        self.states = Some(States::default());
-        if self.rng.bool() {
+    /// each other at all times: only there does each check know what a node must have heard. In an eighth, no node fails or is isolated,
+    /// and operators drain all nodes but the owner's: only there is no other place for a copy.
+    pub fn plan_states(&mut self, seed: u64) {
+        // By the seed, so that the choices of the other seeds do not depend on it.
+        let is_maintained = seed % 8 == 7;
+        self.states = Some(States { is_maintained, ..States::default() });
+        if self.rng.bool() || is_maintained {
             self.swarm = self.swarm.without(&DEAFENING);
         }
-        if self.rng.u8(..3) == 0 {
+        if is_maintained {
+            self.swarm = self.swarm.without(&DISTURBING);
+        } else if self.rng.u8(..3) == 0 {
             self.after(500_000, 3_500_000, Task::LongOutage);
         }
         self.after(300_000, 900_000, Task::States);
@@ -86,8 +98,13 @@ impl Cluster {
         self.after(100_000, 900_000, Task::States);
         let owner = self.registry.disk.owner.as_ref().and_then(|owner| self.living(owner));
         let any = self.rng.usize(..NODES);
-        let last = self.states.as_ref().map_or(any, |states| states.last);
+        let Some(states) = &self.states else { return };
+        let (last, is_maintained) = (states.last, states.is_maintained);
         match self.rng.u8(..14) {
+            0..=3 if is_maintained => self.drain_others(),
+            4..=6 if is_maintained => {
+                (0..NODES).map(name).for_each(|node| self.order_state(Event::Resume { node }));
+            }
             0..=3 => self.isolate(owner.unwrap_or(any)),
             4 => self.isolate(any),
             // It flaps.
@@ -100,6 +117,14 @@ impl Cluster {
             9 | 10 => self.order_state(Event::Resume { node: name(any) }),
             11 => self.order_state(Event::Clear { node: name(any) }),
             _ => self.order_state(Event::Removed { node: name(last) }),
+        }
+    }
+
+    /// No node is left for the copies of the disk, if the requests succeed.
+    fn drain_others(&mut self) {
+        let owner = self.registry.disk.owner.as_ref().map(|owner| owner.node.clone());
+        for node in (0..NODES).map(name).filter(|node| Some(node) != owner.as_ref()) {
+            self.order_state(Event::Drain { node, fewer_copies: false });
         }
     }
 
@@ -166,15 +191,15 @@ impl Cluster {
         events.into_iter().for_each(|event| self.order_state(event));
     }
 
-    /// Looks at what the nodes know, who hears the owner, and whether it has a session.
+    /// Looks at what the nodes know and have, who hears the owner, and whether it has a session.
     pub fn listen(&mut self) {
         let now = self.world.now();
         self.at(now + LISTEN, Task::Listen);
         self.note_views();
+        self.note_copies();
         if now >= CALM {
             return;
         }
-        self.note_sessions();
         let record = self.registry.disk.clone();
         let living = record.owner.as_ref().filter(|owner| self.living(owner).is_some());
         let alone = living.filter(|owner| !self.registry.has_session(&owner.node, owner.incarnation));
@@ -189,13 +214,19 @@ impl Cluster {
         }
     }
 
-    /// Sessions may have ended, or still be absent.
-    pub fn note_sessions(&mut self) {
+    fn note_copies(&mut self) {
         let now = self.world.now();
+        let lost = self.registry.disk.replicas.iter().filter(|replica| !self.is_written(replica));
+        let lost: Vec<String> = lost.map(|replica| replica.node.clone()).collect();
         let Some(states) = &mut self.states else { return };
-        for name in (0..NODES).map(name).filter(|name| !self.registry.has_any_session(name)) {
-            states.without_session.insert(name, now);
-        }
+        states.lost.extend(lost.into_iter().map(|node| (node, now)));
+    }
+
+    /// Whether a process has a complete copy, and an owner that writes to it.
+    pub fn is_written(&self, replica: &NodeRef) -> bool {
+        let shard = self.living(replica).and_then(|number| self.nodes[number].shard.as_ref());
+        let copy = shard.and_then(|shard| shard.copy(DISK));
+        copy.is_some_and(|host| host.has_owner() && host.replica().is_complete())
     }
 
     /// A node decides by its own view, which stands still while its request for a new list waits for a lost answer.
@@ -204,12 +235,11 @@ impl Cluster {
         let Some(states) = &mut self.states else { return };
         for machine in &self.nodes {
             let node = machine.shared.lock().node.clone();
-            let (live, known) =
-                node.map(|node| (node.records.nodes.now(), node.records.node_states())).unzip();
+            if !(self.registry.up && machine.reaches && machine.hears) {
+                states.cut_off.insert(machine.number, now);
+            }
+            let known = node.map(|node| node.records.node_states());
             for key in (0..NODES).map(|other| (machine.number, name(other))) {
-                if !live.as_ref().is_some_and(|live| live.contains_key(&key.1)) {
-                    states.unseen.insert(key.clone(), now);
-                }
                 // It may show a quarantine that is over, and not the drain that has begun since.
                 let bars = |states: &NodeStatesRecord| {
                     let node = states.nodes.get(&key.1).filter(|node| is_barred(Some(node)));
