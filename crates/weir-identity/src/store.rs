@@ -180,7 +180,8 @@ pub struct Store {
 /// What this store has made and nothing was stored in is not left behind.
 impl Drop for Store {
     fn drop(&mut self) {
-        let _ = self.made.iter().try_for_each(fs::remove_dir);
+        let is_in_use = |error: &std::io::Error| error.kind() != std::io::ErrorKind::NotFound;
+        let _ = self.made.iter().map(fs::remove_dir).find(|removed| removed.as_ref().is_err_and(is_in_use));
     }
 }
 

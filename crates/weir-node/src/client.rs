@@ -16,8 +16,8 @@ use tokio::net::UnixStream;
 use tokio::task::JoinSet;
 use weir_cluster::records::{NodeRecord, NodeRef, check_name};
 use weir_identity::{
-    CaCertificate, CredentialStore, Endpoint, Fingerprint, Host, JoinAnswer, Name, Revocations, Store, Tls,
-    TokenId, Trust, TrustStore, provider,
+    CaCertificate, CredentialStore, Credentials, Endpoint, Fingerprint, Host, JoinAnswer, Name, Revocations,
+    Store, Tls, TokenId, Trust, TrustStore, provider,
 };
 use weir_profile::Profile;
 
@@ -87,17 +87,27 @@ impl At {
     /// # Errors
     /// The URL or the files.
     fn remote(url: &str, directory: &Path, expected: Option<&Name>) -> Result<At, ApiError> {
+        let (credentials, authorities) = Store::open_client(directory)?;
+        At::secured(url, &credentials, authorities, expected)
+    }
+
+    /// As [`At::remote`], for a server with a certificate of one of these authorities.
+    fn secured(
+        url: &str,
+        credentials: &Credentials,
+        authorities: Vec<CaCertificate>,
+        expected: Option<&Name>,
+    ) -> Result<At, ApiError> {
         let invalid = |message: String| ApiError::new(ApiErrorKind::Invalid, message);
         let failed = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Failed, error.to_string());
         let address = url.strip_prefix(HTTPS).unwrap_or(url).trim_end_matches('/');
         let endpoint = address.parse().map_err(|error| invalid(format!("{error}")))?;
-        let (credentials, authorities) = Store::open_client(directory)?;
         let cluster = credentials.facts().identity.cluster();
         let trust =
             Trust::new(cluster, authorities, Revocations::default()).map_err(|error| failed(&error))?;
         let tls =
             Tls { trust: TrustStore::new(trust, None), clock: Arc::new(WallClock), provider: provider() };
-        let own = CredentialStore::new(&credentials).map_err(|error| failed(&error))?;
+        let own = CredentialStore::new(credentials).map_err(|error| failed(&error))?;
         let config = tls.api_client(Some(&own), expected).map_err(|error| failed(&error))?;
         Ok(At { place: url.into(), tls: Some((endpoint, Arc::new(config))) })
     }
@@ -161,6 +171,18 @@ impl Client {
     pub fn remote(url: &str, directory: &Path) -> Result<Client, ApiError> {
         let at = At::remote(url, directory, None)?;
         Ok(Client { at, patience: PATIENCE, credentials: Some(directory.to_owned()) })
+    }
+
+    /// Talks only to nodes with a certificate of the authority that has signed the client's own one: another one that its files name
+    /// may be the one that a rotation removes, and whoever has that key could answer.
+    ///
+    /// # Errors
+    /// The files.
+    pub fn of_own_authority(self) -> Result<Client, ApiError> {
+        let (Some(url), Some(directory)) = (self.at.url(), &self.credentials) else { return Ok(self) };
+        let (credentials, authorities) = Store::open_client(directory)?;
+        let own = authorities.into_iter().filter(|one| Some(one.fingerprint()) == credentials.authority());
+        Ok(Client { at: At::secured(&url, &credentials, own.collect(), None)?, ..self })
     }
 
     /// Follows an answer that names the API of another host's node, with the files that `weir cluster client` has made in

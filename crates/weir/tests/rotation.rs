@@ -228,6 +228,11 @@ fn finish(hosts: &Hosts) {
     hosts.place.ok(&format!("cluster client eve --role admin --directory eve2 {AT_N1}"));
     hosts.place.ok(&format!("cluster client guest --export db --directory guest2 {AT_N1}"));
     assert!(nbd(hosts, "guest2"), "its files name both");
+    // Nodes still show the former certificate, as whoever has stolen its key could: such a node does not say whom to trust.
+    let api = format!("--api https://{} --credentials eve2", hosts.address(2));
+    hosts.place.ok(&format!("status {api}"));
+    let refused = hosts.place.fails(&format!("cluster trust --directory eve2 {api}"), 4);
+    assert!(refused.contains("authority"), "{refused}");
     let end = hosts.place.json(&format!("cluster rotate --finish {AT_N1}"));
     assert_shape(&end, "cluster rotate --finish");
     assert_eq!((&end["phase"], &end["other"]), (&"settled".into(), &Value::Null));

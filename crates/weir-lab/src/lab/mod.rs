@@ -115,7 +115,7 @@ impl Lab {
             )));
         }
         let is_missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
-        let missing = config.dir.ancestors().take_while(is_missing).last();
+        let made: Vec<&Path> = config.dir.ancestors().take_while(is_missing).collect();
         fs::create_dir_all(&config.dir)
             .map_err(LabError::system(format!("creating {}", config.dir.display())))?;
         let dir = fs::canonicalize(&config.dir).map_err(LabError::system("finding the lab's directory"))?;
@@ -126,8 +126,9 @@ impl Lab {
         let nodes: Result<Vec<LabNode>, LabError> =
             (1..=config.nodes).map(|number| prepare(config, &dir, number)).collect();
         let nodes = nodes.inspect_err(|_| {
-            // No process has seen it.
-            missing.iter().for_each(|made| drop(fs::remove_dir_all(made)));
+            // No process has seen it. Another lab may be in a directory above it by now.
+            let [own, above @ ..] = &made[..] else { return };
+            let _ = fs::remove_dir_all(own).and_then(|()| above.iter().try_for_each(fs::remove_dir));
         })?;
         let members = config.etcd.as_ref().map(|etcd| etcd.members.as_slice());
         let network = config.network.then(|| make_network(&dir, &nodes, members)).transpose()?;

@@ -127,7 +127,7 @@ pub enum ClusterCommand {
     /// Files that `weir cluster client` makes during a rotation name both authorities. Run this after `weir cluster rotate --finish` where
     /// the files are, in particular if the key of the former authority was stolen. It replaces ca-cert.pem at once, and adds no
     /// authority. Restart programs that have read the file. The node that is asked is chosen by --api, and by --credentials if that is
-    /// another host's.
+    /// another host's; that one must have a certificate of the authority that signed the client's own.
     Trust {
         /// The directory with the client's three files.
         #[arg(long, value_name = "DIR")]

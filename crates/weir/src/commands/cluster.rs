@@ -85,7 +85,8 @@ pub fn run(global: &Global, command: ClusterCommand) -> Result<(), Failure> {
             migrate_registry::run(global, &config, &from, dry_run)
         }
         ClusterCommand::Trust { directory } => {
-            print(global.output, &trust::run(&any_node(global)?, &directory)?, trust::text)
+            let node = any_node(global)?.of_own_authority()?;
+            print(global.output, &trust::run(&node, &directory)?, trust::text)
         }
         ClusterCommand::Client { name, role, exports, directory, ttl } => {
             let (exports, ttl_seconds, csr) = (exports.into_iter().collect(), ttl.0.as_secs(), String::new());

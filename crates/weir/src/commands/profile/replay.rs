@@ -64,6 +64,14 @@ pub fn run(global: &Global, mut original: Profile, target: &Target, allowed: &Us
     }
     let Export { jobs, mut notes } = export(&original, target, allowed.length).map_err(Failure::refused)?;
     let writes = jobs.iter().any(|job| job.workload.access.writes());
+    if let Target::Path(path) = target
+        && !writes
+        && !path.exists()
+    {
+        let message =
+            format!("target {} does not exist, and a load that only reads makes no file", path.display());
+        return Err(Failure::new(FailureKind::NotFound, message));
+    }
     if !allowed.force && (allowed.destroy || writes) {
         refuse_export_beside_clients(global, target, Harm::Overwrites)?;
     }
