@@ -41,7 +41,7 @@ impl DiskTask {
             // Closing it would be for as long as the registry is away (P12).
             self.check_registry().await?;
             // No node holds a copy of the log for the successor: it has to start from the backing.
-            let passed_on = match self.settle_to_close(&record).await {
+            let passed_on = match self.settle_to_close(&record, to).await {
                 Ok(()) => self.pass_on(to, why).await,
                 Err(error) => Err(error),
             };
@@ -82,6 +82,17 @@ impl DiskTask {
         let message =
             format!("disk {} stays on {}: {} does not follow it any more", self.name, self.me.node, to.node);
         Err(ApiError::new(ApiErrorKind::Refused, message))
+    }
+
+    /// Whether `to` lives and takes disks.
+    fn check_target(&self, to: &NodeRef) -> Result<(), ApiError> {
+        self.check_takes_disks(&to.node)?;
+        if is_live(&self.node.records.nodes.now(), to) {
+            return Ok(());
+        }
+        let message =
+            format!("disk {} cannot move to {}: it is gone; it stays where it is", self.name, to.node);
+        Err(ApiError::new(ApiErrorKind::Unavailable, message))
     }
 
     async fn check_registry(&mut self) -> Result<(), ApiError> {
@@ -217,17 +228,17 @@ impl DiskTask {
         let Some(to) = to else { return Ok(()) };
         let replica = to.clone();
         let late = format!("cannot move to {}: it has no complete copy after {FILL:?}", to.node);
-        self.until(FILL, late, |record| record.is_replica(&replica), Some(to)).await
+        self.until(FILL, late, |record| record.is_replica(&replica), to).await
     }
 
-    /// Waits until the record is as it should be, for so long at most; or until the node that it is `for_node` is gone or takes no
+    /// Waits until the record is as it should be, for so long at most; or until `to`, which it is for, is gone or takes no
     /// disks. Guests go on meanwhile.
     async fn until(
         &mut self,
         limit: Duration,
         late: String,
         is_done: impl Fn(&DiskRecord) -> bool,
-        for_node: Option<&NodeRef>,
+        to: &NodeRef,
     ) -> Result<(), ApiError> {
         let unavailable = |message: String| Err(ApiError::new(ApiErrorKind::Unavailable, message));
         let (disk, deadline) = (self.name.clone(), Nanos::now() + limit);
@@ -236,16 +247,8 @@ impl DiskTask {
             if self.is_taken() {
                 return unavailable(format!("another node owns disk {disk} by now"));
             }
-            if let Some(to) = for_node {
-                // It may have been drained since this began.
-                self.check_takes_disks(&to.node)?;
-                if !is_live(&self.node.records.nodes.now(), to) {
-                    let node = &to.node;
-                    return unavailable(format!(
-                        "disk {disk} cannot move to {node}: it is gone; it stays where it is"
-                    ));
-                }
-            }
+            // It may have been drained since this began.
+            self.check_target(to)?;
             if Nanos::now() >= deadline {
                 return unavailable(format!("disk {disk} {late}; it stays where it is"))
                     .map_err(|error| error.hint("`weir events` may say why"));
@@ -261,10 +264,10 @@ impl DiskTask {
         Ok(())
     }
 
-    /// Has a disk without copies ready to be closed in a moment: its log empty, and no request at its backing. Nothing of this is
-    /// final, unlike the closing, which would last for as long as its storage does not answer.
-    async fn settle_to_close(&mut self, record: &DiskRecord) -> Result<(), ApiError> {
-        self.empty(record, EMPTIED).await?;
+    /// Has a disk without copies ready to be closed in a moment: its log empty, no request at its backing, and `to` and the registry
+    /// there. Nothing of this is final, unlike the closing, which would last for as long as its storage does not answer.
+    async fn settle_to_close(&mut self, record: &DiskRecord, to: &NodeRef) -> Result<(), ApiError> {
+        self.empty(record, EMPTIED, to).await?;
         self.hold_clients().await?;
         let deadline = Nanos::now() + HOLD;
         loop {
@@ -273,6 +276,9 @@ impl DiskTask {
             let own = statuses.iter().find(|status| status.disk == self.name && status.role == "owner");
             let left = own.map_or(0, |status| status.in_flight);
             if left == 0 {
+                // Both may have gone since this began, and a closed disk would wait for them (P12).
+                self.check_target(to)?;
+                self.check_registry().await?;
                 // The closing answers what they have sent meanwhile, and disconnects them.
                 self.resume_clients().await;
                 return Ok(());
@@ -289,12 +295,17 @@ impl DiskTask {
         }
     }
 
-    /// Destages the log of a disk without copies, while its guest goes on, and has it write-through from then on. After `limit` it is
-    /// as before.
-    pub(super) async fn empty(&mut self, record: &DiskRecord, limit: Duration) -> Result<(), ApiError> {
+    /// Destages the log of a disk without copies, while its guest goes on, and has it write-through from then on. After `limit`, or
+    /// when `to` does not take it any more, it is as before.
+    pub(super) async fn empty(
+        &mut self,
+        record: &DiskRecord,
+        limit: Duration,
+        to: &NodeRef,
+    ) -> Result<(), ApiError> {
         self.set_empties(record, true).await;
         let late = format!("cannot be closed: its log is not empty after {limit:?}");
-        let emptied = self.until(limit, late, |record| record.mode == Mode::WriteThrough, None).await;
+        let emptied = self.until(limit, late, |record| record.mode == Mode::WriteThrough, to).await;
         if emptied.is_err() {
             self.set_empties(record, false).await;
         }

@@ -9,7 +9,7 @@ mod releasing;
 mod silence;
 mod waiting;
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use weir_accel::Former;
 use weir_cluster::Machine;
@@ -61,6 +61,15 @@ pub(crate) async fn node_at(
     directory: &std::path::Path,
     faults: Arc<RegistryFaults>,
 ) -> (Arc<Node>, mpsc::Receiver<String>) {
+    node_with(directory, faults, Arc::new(AtomicUsize::new(1))).await
+}
+
+/// As [`node_at`], with so many requests at the disk's backing.
+async fn node_with(
+    directory: &std::path::Path,
+    faults: Arc<RegistryFaults>,
+    in_flight: Arc<AtomicUsize>,
+) -> (Arc<Node>, mpsc::Receiver<String>) {
     let registry: Arc<dyn Registry> = Arc::new(FaultyRegistry::open(directory, faults));
     let session =
         NodeSession::start(registry.clone(), record_of("a"), SessionConfig::default()).await.unwrap();
@@ -86,7 +95,12 @@ pub(crate) async fn node_at(
                 Command::Status { answer } => {
                     let status =
                         DiskStatus { disk: "d".into(), role: "owner".into(), ..DiskStatus::default() };
-                    drop(answer.send(vec![DiskStatus { in_flight: 1, ..status }]));
+                    drop(
+                        answer.send(vec![DiskStatus {
+                            in_flight: in_flight.load(Ordering::Relaxed),
+                            ..status
+                        }]),
+                    );
                 }
                 // Its backing does not answer.
                 Command::HoldDestage { done, .. } => held.push(done),
@@ -113,6 +127,14 @@ pub(crate) async fn node_at(
         intents: crate::control::intents::Intents::default(),
     };
     (Arc::new(node), heard)
+}
+
+/// The session of another node, which `node` knows of.
+async fn neighbour(node: &Node, name: &str) -> NodeSession {
+    let session = NodeSession::start(node.registry.clone(), record_of(name), SessionConfig::default());
+    let session = session.await.unwrap();
+    node.records.nodes.changes().wait_for(|live| live.contains_key(name)).await.unwrap();
+    session
 }
 
 /// A disk of `a`, after `former`, in the registry and in the node's view of it.

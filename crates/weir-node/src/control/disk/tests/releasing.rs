@@ -28,7 +28,7 @@ async fn a_record_that_cannot_be_read_ends_nothing() {
     owner.reconcile().await;
     replica.reconcile().await;
     assert!(owner.local == Local::Open { epoch: 3 } && !owner.is_taken());
-    assert!(until.load(std::sync::atomic::Ordering::Relaxed) > 0);
+    assert!(until.load(Ordering::Relaxed) > 0);
     assert!(owner.unreadable && replica.unreadable, "it is told of");
     assert!(told.try_recv().is_err() && replica.forgotten_below == 0, "the shard goes on as it was");
     let refused = owner.known().unwrap_err();
@@ -52,7 +52,7 @@ async fn every_release_is_noted() {
         task.local = Local::Open { epoch };
         let (b, former) = (NodeRef::new("b", 1), vec![FormerOwner::silent(NodeRef::new("a", 1), epoch)]);
         let theirs = DiskRecord { owner: Some(b), epoch: epoch + 1, former, ..record.clone() };
-        faults.refuses.store(!heard, std::sync::atomic::Ordering::Relaxed);
+        faults.refuses.store(!heard, Ordering::Relaxed);
         task.release_disk(epoch + 1, Some(theirs)).await;
         sleep_until(Some(task.note_at.unwrap_or_default())).await;
     }
@@ -128,7 +128,7 @@ async fn a_disk_without_replicas_stays_open_while_the_registry_is_away() {
     disk_of_a(&node, |_| ()).await;
     let (mut task, _inbox) = DiskTask::new("d", &node);
     task.local = Local::Open { epoch: 3 };
-    faults.away.store(true, std::sync::atomic::Ordering::Relaxed);
+    faults.away.store(true, Ordering::Relaxed);
     let refused = task.move_to(&NodeRef::new("b", 1), Why::Drained).await.unwrap_err();
     assert!(refused.message.contains("the registry does not answer"), "{refused}");
     assert!(told.try_recv().is_err(), "the shard goes on as it was");
@@ -144,7 +144,8 @@ async fn a_disk_without_replicas_is_emptied_before_it_is_closed() {
     let (mut task, _inbox) = DiskTask::new("d", &node);
     task.local = Local::Open { epoch: 3 };
     let record = task.known().unwrap();
-    let error = task.empty(&record, Duration::from_millis(300)).await.unwrap_err();
+    let _b = neighbour(&node, "b").await;
+    let error = task.empty(&record, Duration::from_millis(300), &NodeRef::new("b", 1)).await.unwrap_err();
     assert!(error.message.contains("its log is not empty"), "{error}");
     let mut wanted = Vec::new();
     while wanted.len() < 2 {
@@ -155,6 +156,98 @@ async fn a_disk_without_replicas_is_emptied_before_it_is_closed() {
     }
     assert_eq!(wanted, [false, true]);
     assert!(task.tell_configuration(&record).wanted_replicas == Some(0));
+}
+
+/// Waits for a command to the shard.
+async fn heard(told: &mut mpsc::Receiver<String>, command: &str) -> String {
+    let heard = async {
+        loop {
+            let next = told.recv().await.expect("the shard lives");
+            if next.starts_with(command) {
+                return next;
+            }
+        }
+    };
+    tokio::time::timeout(SOON, heard).await.unwrap_or_else(|_| panic!("no {command}"))
+}
+
+/// Emptying takes up to 40 s, and nobody could open the disk that was closed for a node that is gone.
+#[tokio::test]
+async fn a_disk_is_emptied_for_a_node_that_lives_only() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    disk_of_a(&node, |record| (record.policy, record.mode) = (Policy::WriteBack(0), Mode::WriteBack)).await;
+    let session = neighbour(&node, "b").await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    let dies = async {
+        heard(&mut told, "SetPolicy").await;
+        session.leave().await.unwrap();
+        heard(&mut told, "SetPolicy").await
+    };
+    let b = NodeRef::new("b", 1);
+    let moved = tokio::time::timeout(SOON, task.move_to(&b, Why::Drained));
+    let (moved, policy) = tokio::join!(moved, dies);
+    let error = moved.expect("it ends").unwrap_err();
+    assert!(error.message.contains("it is gone"), "{error}");
+    assert!(policy.contains("Some(0)"), "it is write-back again: {policy}");
+}
+
+/// P12: once it is closed, its guest waits for as long as nobody can own it.
+#[tokio::test]
+async fn a_disk_is_closed_only_while_its_next_owner_and_the_registry_are_there() {
+    for case in ["gone", "drained", "registry"] {
+        let directory = tempfile::tempdir().unwrap();
+        let (faults, in_flight) = (Arc::new(RegistryFaults::default()), Arc::new(AtomicUsize::new(1)));
+        let (node, mut told) = node_with(directory.path(), Arc::clone(&faults), Arc::clone(&in_flight)).await;
+        disk_of_a(&node, |_| ()).await;
+        let session = neighbour(&node, "b").await;
+        let (mut task, _inbox) = DiskTask::new("d", &node);
+        task.local = Local::Open { epoch: 3 };
+        let changes = async {
+            heard(&mut told, "HoldClients").await;
+            let mut seen = node.records.changes();
+            match case {
+                "gone" => {
+                    session.leave().await.unwrap();
+                    while node.records.nodes.now().contains_key("b") {
+                        seen.next().await;
+                    }
+                }
+                "drained" => {
+                    let name = "b".to_owned();
+                    for event in [
+                        node_state::Event::Present { node: name.clone() },
+                        node_state::Event::Drain { node: name, fewer_copies: false },
+                    ] {
+                        node_states::change(&node, &event, node.session.guard()).await.unwrap();
+                    }
+                    while !node.barred().contains("b") {
+                        seen.next().await;
+                    }
+                }
+                _ => faults.away.store(true, Ordering::Relaxed),
+            }
+            in_flight.store(0, Ordering::Relaxed);
+            let mut commands = Vec::new();
+            while commands.last().is_none_or(|command: &String| !command.starts_with("ResumeClients")) {
+                commands.push(told.recv().await.unwrap());
+            }
+            commands
+        };
+        let b = NodeRef::new("b", 1);
+        let moved = tokio::time::timeout(SOON, task.move_to(&b, Why::Drained));
+        let (moved, commands) = tokio::join!(moved, changes);
+        let error = moved.expect("it ends").unwrap_err();
+        let reason = match case {
+            "gone" => "it is gone",
+            "drained" => "takes no disks",
+            _ => "the registry does not answer",
+        };
+        assert!(error.message.contains(reason), "{case}: {error}");
+        assert!(!commands.iter().any(|command| command.starts_with("Close")), "{case}: {commands:?}");
+        assert_eq!(task.local, Local::Open { epoch: 3 }, "{case}");
+    }
 }
 
 /// Following has ended, and the node that followed does not know it yet.
