@@ -457,3 +457,53 @@ async fn a_load_that_writes_keeps_new_clients_out_unless_forced() {
     assert_eq!(answered.unwrap(), 0, "the load is over");
     rig.stop().await;
 }
+
+/// A disk is closed for a move only when nothing is left at its backing, and a load would always have something there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_is_held_with_the_clients_and_goes_on_with_them() {
+    let rig = Rig::new();
+    rig.open("disk").await;
+    let workload = Box::new(Workload {
+        access: Access::RandWrite,
+        queue_depth: 16,
+        runtime: Some(Duration::from_secs(3600)),
+        ..Workload::default()
+    });
+    let (answer, mut loaded) = oneshot::channel();
+    let (disk, layer) = ("disk".to_owned(), LoadLayer::Accel);
+    rig.shards.send("", Command::Load { disk, layer, workload, force: false, answer }).await;
+    let appended = async || rig.status("disk").await.unwrap().appended;
+    let rises = async |from: u64| {
+        let risen = async {
+            while appended().await <= from {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), risen).await.is_ok()
+    };
+    assert!(rises(0).await, "the load runs");
+
+    let disk = "disk".to_owned();
+    rig.shards.ask("", |done| Command::HoldClients { disk, done }).await.unwrap();
+    let quiet = async {
+        while rig.status("disk").await.unwrap().in_flight > 0 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(10), quiet).await.expect("the load makes no requests");
+    let held = appended().await;
+    let turns = rig.health().turns;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!((appended().await, rig.status("disk").await.unwrap().in_flight), (held, 0));
+    assert!(rig.health().turns - turns < 10_000, "the shard does not spin meanwhile");
+    assert!(loaded.try_recv().is_err());
+
+    rig.shards.send("", Command::ResumeClients { disk: "disk".into() }).await;
+    assert!(rises(held).await, "the load goes on");
+    let disk = "disk".to_owned();
+    rig.shards.ask("", |done| Command::HoldClients { disk, done }).await.unwrap();
+    let closed = tokio::time::timeout(Duration::from_secs(10), rig.close("disk")).await;
+    closed.expect("a held load keeps no disk open").unwrap();
+    assert!(loaded.await.unwrap().unwrap().kinds[0].ios > 0);
+    rig.stop().await;
+}

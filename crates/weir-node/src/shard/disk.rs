@@ -45,6 +45,8 @@ pub struct Disk {
     life: Life,
     done: Vec<Completion>,
     load: Option<RunningLoad>,
+    /// The load makes no requests while clients are held.
+    holds_load: bool,
     /// Who waits until the disk may be handed over.
     holding: Option<oneshot::Sender<()>>,
     /// Waits until the clients are held.
@@ -124,6 +126,7 @@ impl Disk {
             life: Life::Serving,
             done: Vec::new(),
             load: None,
+            holds_load: false,
             holding: None,
             holding_clients: Vec::new(),
             touched: true,
@@ -305,20 +308,23 @@ impl Disk {
         self.holding = Some(done);
     }
 
-    /// Answers all requests of clients and takes no new ones; `done` when that is so, or after a bounded time.
+    /// Answers all requests of clients and takes no new ones, also of a load; `done` when that is so for clients, or after a bounded
+    /// time.
     pub fn hold_clients(&mut self, done: oneshot::Sender<()>) {
         self.exports.hold();
+        self.holds_load = true;
         self.holding_clients.push(done);
     }
 
-    /// Clients are served again.
+    /// Clients are served again, and a load goes on.
     pub fn resume_clients(&mut self) {
         self.exports.resume();
+        self.holds_load = false;
     }
 
     fn round(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
         self.exports.pump(reactor, &mut self.top, workspace);
-        if let Some(load) = &mut self.load {
+        if let Some(load) = self.load.as_mut().filter(|_| !self.holds_load) {
             load.pump(reactor, self.top.accel_mut());
         }
         self.top.advance(reactor, &mut self.done);
@@ -350,7 +356,8 @@ impl Disk {
     }
 
     fn deadline_now(&self, reactor: &Reactor, workspace: &Workspace) -> Nanos {
-        let load = self.load.as_ref().map_or(Nanos::NEVER, RunningLoad::deadline);
+        let load = self.load.as_ref().filter(|_| !self.holds_load);
+        let load = load.map_or(Nanos::NEVER, RunningLoad::deadline);
         let recording = self.top.accel().observer().deadline();
         let layers = self.top.deadline().min(self.exports.deadline(&self.top, reactor, workspace));
         layers.min(load).min(recording)
@@ -400,7 +407,9 @@ impl Disk {
         matches!(self.life, Life::Releasing(_))
     }
 
+    /// It ends when its requests are answered, also one that is held.
     fn stop_load(&mut self) {
+        self.holds_load = false;
         if let Some(load) = &mut self.load {
             load.stop();
         }
