@@ -74,7 +74,8 @@ impl DiskTask {
     pub(super) fn leaving(&self, record: &DiskRecord) -> Leaving {
         let (states, live) = (self.node.records.node_states(), self.node.records.nodes.now());
         // A copy that is being filled has its room already.
-        let filling: Vec<NodeRef> = self.connected.values().cloned().collect();
+        let is_filled = |peer: &&NodeRef| self.filled.contains(&peer.node);
+        let filling: Vec<NodeRef> = self.connected.values().filter(is_filled).cloned().collect();
         let now = weir_task::unix_millis();
         leaving(record, &self.me.node, &states, &live, &self.node.rules, now, &filling)
     }

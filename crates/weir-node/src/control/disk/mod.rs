@@ -79,6 +79,8 @@ struct DiskTask {
     formers: Formers,
     /// The processes that this owner is connected to, by the name of their node.
     connected: HashMap<String, NodeRef>,
+    /// The nodes to which the open disk has a connection, as far as it has said so. The others have refused it, or are lost.
+    filled: BTreeSet<String>,
     told_policy: Option<Policy>,
     /// The limit that the open disk has.
     told_limit: Option<Limit>,
@@ -144,6 +146,7 @@ impl DiskTask {
             connected: HashMap::new(),
             told_policy: None,
             told_limit: None,
+            filled: BTreeSet::new(),
             told_leaving: Leaving::default(),
             unheard: silence::Unheard::default(),
             doubt: None,

@@ -103,6 +103,8 @@ impl DiskTask {
         let (node, of) = (Arc::clone(&self.node), record.clone());
         let find = async move { node.place_of(&of).await };
         let place = self.meanwhile(find).await.map_err(|error| error.to_string())??;
+        self.connected.clear();
+        self.filled.clear();
         let disk = OpenDisk {
             disk: self.name.clone(),
             id: record.id,
@@ -118,7 +120,6 @@ impl DiskTask {
             arrival,
             serves_until,
         };
-        self.connected.clear();
         let node = Arc::clone(&self.node);
         let reservation = admission::admit(&node, &self.name, Role::Owner).await?;
         let file = self.ask(|done| Command::Open(Box::new(disk), done)).await??;

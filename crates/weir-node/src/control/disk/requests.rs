@@ -20,6 +20,8 @@ impl DiskTask {
             // A disk asks for one at a time: an earlier one is of an earlier opening.
             Notice::WantConfiguration { .. } => self.postponed = Some(notice),
             Notice::WantPeer { node, connected, exclude, .. } => {
+                // Those that have refused, or were lost, are not among them any more.
+                self.filled = connected.iter().cloned().collect();
                 self.want_peer(node, &connected, &exclude).await;
             }
             Notice::Refused { epoch, .. } => {
@@ -157,9 +159,13 @@ impl DiskTask {
         match connection {
             Ok(stream) => {
                 self.connected.insert(name.clone(), node);
+                self.filled.insert(name.clone());
                 self.send(Command::PeerConnected { disk, node: name, stream }).await;
             }
-            Err(reason) => self.send(Command::PeerUnavailable { disk, node: name, reason }).await,
+            Err(reason) => {
+                self.filled.remove(&name);
+                self.send(Command::PeerUnavailable { disk, node: name, reason }).await;
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 mod arrival;
 mod doubt;
 mod isolation;
+mod leaving;
 mod notices;
 mod opening;
 mod releasing;
