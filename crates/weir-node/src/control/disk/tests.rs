@@ -17,8 +17,10 @@ use weir_cluster::Machine;
 use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig};
 use weir_cluster::node_state::Rules;
-use weir_cluster::records::{FormerOwner, Mode, NodeRecord, Source, StoppedHow, StoppedRecord};
-use weir_cluster::registry::Registry;
+use weir_cluster::records::{
+    FormerOwner, Mode, NodeRecord, Record, ReleasedRecord, Source, StoppedHow, StoppedRecord, keys,
+};
+use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::right::{Event, GrantSet, GrantTimes};
 use weir_volume::Trace;
 
