@@ -157,6 +157,13 @@ impl RegistryCopy {
         known.states.clone()
     }
 
+    /// Whether [`RegistryCopy::node_states`] are those that the registry has now.
+    #[must_use]
+    pub fn reads_node_states(&self) -> bool {
+        let name = short(keys::NODE_STATES, keys::NODE_STATES_PREFIX);
+        !matches!(self.states.now().seen(name), Seen::Unreadable { .. })
+    }
+
     /// Whether a process is known to have ended.
     #[must_use]
     pub fn has_stopped(&self, node: &NodeRef) -> bool {

@@ -88,6 +88,10 @@ impl DiskTask {
             Some(_) => self.succeed(&record, accept_loss).await?,
             None => {
                 self.check_takes_disks(&me.node)?;
+                if record.heir.is_some() {
+                    // Nobody would claim a disk that has been given back without its heir.
+                    self.check_claim(&record).await.map_err(|reason| self.not_openable(&reason))?;
+                }
                 let next = self.change(|record| ownership::claim_free(record, &me)).await?;
                 self.arrival = Some((next.epoch, Came::By(self.arrival_after(&next))));
                 next
@@ -95,12 +99,13 @@ impl DiskTask {
         };
         if let Err(reason) = self.open(&next).await {
             self.give_back(&next).await;
-            return Err(ApiError::new(
-                ApiErrorKind::Failed,
-                format!("disk {} cannot be opened: {reason}", self.name),
-            ));
+            return Err(self.not_openable(&reason));
         }
         Ok(())
+    }
+
+    fn not_openable(&self, reason: &str) -> ApiError {
+        ApiError::new(ApiErrorKind::Failed, format!("disk {} cannot be opened: {reason}", self.name))
     }
 
     /// A disk is not placed on a node that is drained, quarantined or revoked.

@@ -1,6 +1,7 @@
 //! A disk moves to another node without being drained: its successor gets a complete copy of the log, then the registry
 //! the new owner, and the former owner's log stays as a replica.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use weir_block::Nanos;
@@ -9,10 +10,11 @@ use weir_cluster::records::{DiskRecord, Mode, NodeRef};
 use weir_cluster::right::Event;
 
 use super::{DiskTask, RETRY, Why, sleep_until, taken};
+use crate::control::agreement;
 use crate::control::decide::{Local, is_live};
 use crate::error::{ApiError, ApiErrorKind};
 use crate::file_fault::fault;
-use crate::shard::messages::Command;
+use crate::shard::messages::{Command, DiskStatus};
 
 /// Longest time for the successor to get its copy of the log.
 const FILL: Duration = Duration::from_secs(40);
@@ -20,6 +22,10 @@ const FILL: Duration = Duration::from_secs(40);
 /// Longest time for a disk without copies to empty its log: gigabytes at what a busy storage takes. The drain of its node has other
 /// disks to move, and an operator's command has 60 s.
 const EMPTIED: Duration = Duration::from_secs(40);
+
+/// A drain does not try again for so long to close a disk that could not be made ready for that: each try takes its guest the
+/// write-back, or holds its clients, for seconds.
+const CLOSED_AGAIN: Duration = Duration::from_secs(60);
 
 /// Pause between two looks at what a disk has at its backing.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -37,7 +43,9 @@ impl DiskTask {
         self.check_takes_disks(&to.node)?;
         self.check_follows(&record, to, why)?;
         self.check_file().await?;
+        self.check_opens(to, why).await?;
         if !has_copies(&record) {
+            self.check_pause(why)?;
             // Closing it would be for as long as the registry is away (P12).
             self.check_registry().await?;
             // No node holds a copy of the log for the successor: it has to start from the backing.
@@ -123,6 +131,31 @@ impl DiskTask {
         Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again when the storage answers"))
     }
 
+    /// A drain has asked the node before it chose it. Nobody could open a disk that an operator, or a guest that migrates, moves to a
+    /// node without its volume.
+    async fn check_opens(&mut self, to: &NodeRef, why: Why) -> Result<(), ApiError> {
+        if !matches!(why, Why::Requested | Why::Followed) {
+            return Ok(());
+        }
+        let (node, to, disk) = (Arc::clone(&self.node), to.clone(), self.name.clone());
+        let asked = self.meanwhile(async move { agreement::ask(&node, &to, &disk).await }).await?;
+        asked.map_err(|reason| {
+            let message = format!("disk {} stays on {}: {reason}", self.name, self.me.node);
+            ApiError::new(ApiErrorKind::Refused, message)
+                .hint("make its volume available there, or name another node")
+        })
+    }
+
+    /// An operator's move is tried at once, and that of a guest that waits on another node.
+    pub(super) fn check_pause(&self, why: Why) -> Result<(), ApiError> {
+        let waits = matches!(why, Why::Drained | Why::Quarantined | Why::Returned);
+        match &self.not_ready {
+            // The same reason as before, which is no news.
+            Some((until, error)) if waits && *until > Nanos::now() => Err(error.clone()),
+            _ => Ok(()),
+        }
+    }
+
     /// Lets clients on `to` use the disk from now on, and prepares that node for their first write. `None`: no node any more.
     pub(super) async fn follow(&mut self, to: Option<&NodeRef>) -> Result<(), ApiError> {
         let record = self.owned()?;
@@ -193,7 +226,9 @@ impl DiskTask {
     pub(super) async fn settle_home(&mut self, record: &DiskRecord) {
         let open = matches!(self.local, Local::Open { .. });
         let Some(home) = record.home.as_ref().filter(|_| open) else { return };
-        if self.node.records.node_states().nodes.contains_key(home) {
+        let records = &self.node.records;
+        // A record that cannot be read says nothing of who was removed.
+        if !records.reads_node_states() || records.node_states().nodes.contains_key(home) {
             return;
         }
         let me = self.me.clone();
@@ -267,32 +302,57 @@ impl DiskTask {
     /// Has a disk without copies ready to be closed in a moment: its log empty, no request at its backing, and `to` and the registry
     /// there. Nothing of this is final, unlike the closing, which would last for as long as its storage does not answer.
     async fn settle_to_close(&mut self, record: &DiskRecord, to: &NodeRef) -> Result<(), ApiError> {
-        self.empty(record, EMPTIED, to).await?;
+        // In write-through there is nothing in the log, and members that are being filled go on being filled.
+        if record.mode != Mode::WriteThrough {
+            self.empty(record, EMPTIED, to).await?;
+        }
         self.hold_clients().await?;
+        self.await_backing().await?;
+        // Both may have gone since this began, and a closed disk would wait for them (P12).
+        self.check_target(to)?;
+        self.check_registry().await?;
+        if self.known()?.mode != Mode::WriteThrough {
+            let message = format!("disk {} stays where it is: it has just become write-back", self.name);
+            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
+        }
+        // The closing answers what they have sent meanwhile, and disconnects them.
+        self.resume_clients().await;
+        Ok(())
+    }
+
+    /// Waits, while clients are held, until no request is at the backing.
+    async fn await_backing(&mut self) -> Result<(), ApiError> {
         let deadline = Nanos::now() + HOLD;
         loop {
-            let shards = self.node.shards.clone();
-            let statuses = self.meanwhile(async move { shards.status().await }).await?;
-            let own = statuses.iter().find(|status| status.disk == self.name && status.role == "owner");
-            let left = own.map_or(0, |status| status.in_flight);
-            if left == 0 {
-                // Both may have gone since this began, and a closed disk would wait for them (P12).
-                self.check_target(to)?;
-                self.check_registry().await?;
-                // The closing answers what they have sent meanwhile, and disconnects them.
-                self.resume_clients().await;
+            let left = self.status().await?.map(|status| status.in_flight);
+            if left == Some(0) {
                 return Ok(());
             }
             if Nanos::now() >= deadline {
-                let requests = if left == 1 { "1 request".to_owned() } else { format!("{left} requests") };
-                let message = format!(
-                    "disk {} stays where it is: its backing has not answered {requests} for {HOLD:?}",
-                    self.name
-                );
-                return Err(ApiError::new(ApiErrorKind::Unavailable, message));
+                let reason = match left {
+                    None => format!("its shard has not said for {HOLD:?} whether its backing answers"),
+                    Some(1) => format!("its backing has not answered 1 request for {HOLD:?}"),
+                    Some(left) => format!("its backing has not answered {left} requests for {HOLD:?}"),
+                };
+                let message = format!("disk {} stays where it is: {reason}", self.name);
+                let error = ApiError::new(ApiErrorKind::Unavailable, message);
+                self.not_ready = Some((Nanos::now() + CLOSED_AGAIN, error.clone()));
+                return Err(error);
             }
             self.meanwhile(weir_task::sleep(LOOK_AGAIN)).await?;
         }
+    }
+
+    /// What the open disk does at present; `None` while its shard does not say. Other shards, which may hang, are not asked.
+    async fn status(&mut self) -> Result<Option<DiskStatus>, ApiError> {
+        let (shards, disk) = (self.node.shards.clone(), self.name.clone());
+        let ask = async move { shards.ask(&disk, |answer| Command::Status { answer }).await };
+        let Ok(Ok(statuses)) = self.meanwhile(weir_task::timeout(ANSWER, ask)).await? else {
+            return Ok(None);
+        };
+        let is_own =
+            |status: &DiskStatus| status.disk == self.name && status.role == "owner" && status.is_current();
+        Ok(statuses.into_iter().find(is_own))
     }
 
     /// Destages the log of a disk without copies, while its guest goes on, and has it write-through from then on. After `limit`, or
@@ -306,8 +366,12 @@ impl DiskTask {
         self.set_empties(record, true).await;
         let late = format!("cannot be closed: its log is not empty after {limit:?}");
         let emptied = self.until(limit, late, |record| record.mode == Mode::WriteThrough, to).await;
-        if emptied.is_err() {
+        if let Err(error) = &emptied {
             self.set_empties(record, false).await;
+            // Another target may do better than one that is gone.
+            if !self.is_taken() && self.check_target(to).is_ok() {
+                self.not_ready = Some((Nanos::now() + CLOSED_AGAIN, error.clone()));
+            }
         }
         emptied
     }
@@ -330,10 +394,7 @@ impl DiskTask {
     }
 
     pub(super) async fn hand_over(&mut self, to: &NodeRef, why: Why) -> Result<u64, ApiError> {
-        let shards = self.node.shards.clone();
-        let statuses = self.meanwhile(async move { shards.status().await }).await?;
-        let own = statuses.iter().find(|status| status.disk == self.name && status.role == "owner");
-        let dirty = own.map_or(0, |status| status.dirty_bytes);
+        let dirty = self.status().await?.map_or(0, |status| status.dirty_bytes);
         let me = self.me.clone();
         // A registry that does not answer would keep the disk from being served for as long as that lasts (P12).
         self.check_registry().await?;

@@ -95,6 +95,8 @@ struct DiskTask {
     holds_clients: bool,
     /// The open disk is told to be write-through, whatever its policy, because it is about to be closed for a move.
     empties: bool,
+    /// Why it could not be made ready to be closed, and until when no drain tries that again.
+    not_ready: Option<(Nanos, ApiError)>,
     /// A change of the record is under way.
     changing: bool,
     /// A replica has refused this owner, and the registry has not been asked yet.
@@ -144,14 +146,15 @@ impl DiskTask {
             unclaimed: None,
             formers: Formers::default(),
             connected: HashMap::new(),
+            filled: BTreeSet::new(),
             told_policy: None,
             told_limit: None,
-            filled: BTreeSet::new(),
             told_leaving: Leaving::default(),
             unheard: silence::Unheard::default(),
             doubt: None,
             holds_clients: false,
             empties: false,
+            not_ready: None,
             changing: false,
             refused: false,
             sessions: node.rights.sessions(),
@@ -340,9 +343,16 @@ impl DiskTask {
                 self.settle_guards(&record).await;
                 self.settle_leaving(&record).await;
                 let silence = self.settle_silent(&record).await;
-                return [silence, self.settle_former(&record).await].into_iter().flatten().min();
+                return [silence, self.settle_former(&record).await, self.retry_at]
+                    .into_iter()
+                    .flatten()
+                    .min();
             }
             (Decision::Nothing | Decision::Unavailable(_), _) => {}
+            // Its file is about to be removed.
+            (Decision::Claim, Some(_)) if self.node.intents.is_being_deleted(&self.name) => {
+                self.retry_at = Some(Nanos::now() + RETRY);
+            }
             // It would close the disk again for good, and another node may claim it.
             (Decision::Claim, Some(_)) if self.node.here.is_stopping() => {}
             (Decision::Claim, Some(seen)) => {

@@ -126,6 +126,7 @@ impl DiskTask {
         drop(reservation);
         (self.arrival, self.told_policy, self.told_limit) = (None, Some(record.policy), record.limit);
         self.failures.forget();
+        self.not_ready = None;
         self.node.here.set_unopened(&self.name, None);
         self.formers.opened(arrival);
         self.local = Local::Open { epoch: record.epoch };

@@ -67,6 +67,9 @@ pub(crate) async fn node_at(
     node_with(directory, faults, Arc::new(AtomicUsize::new(1))).await
 }
 
+/// The shard does not say how many requests are at the disk's backing.
+const UNKNOWN: usize = usize::MAX;
+
 /// As [`node_at`], with so many requests at the disk's backing.
 async fn node_with(
     directory: &std::path::Path,
@@ -95,6 +98,9 @@ async fn node_with(
                     let _ = answer.send(std::mem::replace(&mut seen, Trace::Gone));
                 }
                 Command::HoldClients { done, .. } => drop(done.send(())),
+                Command::Status { answer } if in_flight.load(Ordering::Relaxed) == UNKNOWN => {
+                    drop(answer.send(Vec::new()));
+                }
                 Command::Status { answer } => {
                     let status =
                         DiskStatus { disk: "d".into(), role: "owner".into(), ..DiskStatus::default() };
@@ -211,6 +217,47 @@ async fn a_removed_node_is_no_disks_home() {
     task.settle_home(&record).await;
     let (_, now) = change::read(&*node.registry, "d").await.unwrap();
     assert_eq!((now.home, now.epoch), (None, 3));
+}
+
+/// A newer version has written the states of the nodes.
+#[tokio::test]
+async fn an_unreadable_record_removes_no_home() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let mut states = node.records.changes();
+    let unreadable = r#"{"v":2,"something":"else"}"#;
+    let change = weir_cluster::registry::Transaction::new().put(keys::NODE_STATES, unreadable);
+    node.registry.transact(change).await.unwrap();
+    while node.records.reads_node_states() {
+        states.next().await;
+    }
+    let record = disk_of_a(&node, |record| record.home = Some("b".into())).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    task.settle_home(&record).await;
+    let (_, now) = change::read(&*node.registry, "d").await.unwrap();
+    assert_eq!(now.home, record.home);
+}
+
+/// Nothing else may wake the task for it.
+#[tokio::test]
+async fn a_home_that_is_not_struck_off_is_tried_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let faults = Arc::new(RegistryFaults::default());
+    let (node, _told) = node_at(directory.path(), Arc::clone(&faults)).await;
+    disk_of_a(&node, |record| record.home = Some("b".into())).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    faults.refuses.store(true, Ordering::Relaxed);
+    let mut again = task.reconcile().await;
+    assert!(again.is_some(), "it is tried again");
+    faults.refuses.store(false, Ordering::Relaxed);
+    // An epoch of its own comes first: the outcome of the change is unknown.
+    while change::read(&*node.registry, "d").await.unwrap().1.home.is_some() {
+        let now = again.take().expect("nothing else wakes it");
+        sleep_until(Some(now)).await;
+        again = task.reconcile().await;
+    }
 }
 
 /// The open disk serves clients of the follower alone, so it has to know each change.

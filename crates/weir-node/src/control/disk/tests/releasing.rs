@@ -65,29 +65,84 @@ async fn every_release_is_noted() {
 /// P9: once its closing has begun, a disk cannot go back. Its guest would wait for as long as the storage hangs.
 #[tokio::test]
 async fn a_disk_whose_backing_does_not_answer_is_not_closed_for_a_move() {
+    for (in_flight, reason) in [(1, "1 request"), (UNKNOWN, "its shard has not said")] {
+        let directory = tempfile::tempdir().unwrap();
+        let in_flight = Arc::new(AtomicUsize::new(in_flight));
+        let (node, mut told) = node_with(directory.path(), Arc::default(), in_flight).await;
+        let record = disk_of_a(&node, |_| ()).await;
+        let (mut task, _inbox) = DiskTask::new("d", &node);
+        task.local = Local::Open { epoch: 3 };
+        let b = NodeRef::new("b", 1);
+        let moved = tokio::time::timeout(SOON, task.move_to(&b, Why::Drained));
+        let (moved, commands) = tokio::join!(moved, all_until(&mut told, "ResumeClients"));
+        let error = moved.expect("it has a limit").unwrap_err();
+        assert!(error.message.contains("stays") && error.message.contains(reason), "{error}");
+        // It is write-through, and members are being filled: they go on.
+        let ends = ["Close", "SetPolicy"];
+        assert!(
+            !commands.iter().any(|command| ends.iter().any(|end| command.starts_with(end))),
+            "{commands:?}"
+        );
+        assert_eq!(task.known().unwrap(), record);
+        assert_eq!(task.local, Local::Open { epoch: 3 });
+        // Clients are not held every few seconds for as long as the drain lasts.
+        assert_eq!(task.move_to(&b, Why::Drained).await.unwrap_err(), error);
+        while let Ok(command) = told.try_recv() {
+            assert!(!command.starts_with("HoldClients"), "{command}");
+        }
+        let (until, _) = task.not_ready.as_mut().unwrap();
+        *until = Nanos::now();
+        task.check_pause(Why::Drained).expect("it is tried again after a while");
+    }
+}
+
+/// The node has room, and not the volume: it could not open the disk that it has been given.
+#[tokio::test]
+async fn an_operators_move_asks_whether_the_node_can_open_the_disk() {
     let directory = tempfile::tempdir().unwrap();
     let (node, mut told) = node(directory.path()).await;
     let record = disk_of_a(&node, |_| ()).await;
+    let _b = neighbour(&node, "b").await;
     let (mut task, _inbox) = DiskTask::new("d", &node);
     task.local = Local::Open { epoch: 3 };
-    let collector = tokio::spawn(async move {
-        let mut commands = Vec::new();
-        while let Some(command) = told.recv().await {
-            let is_last = command.starts_with("ResumeClients");
-            commands.push(command);
-            if is_last {
-                break;
-            }
-        }
-        commands
-    });
-    let moved = tokio::time::timeout(SOON, task.move_to(&NodeRef::new("b", 1), Why::Drained)).await;
-    let error = moved.expect("it has a limit").unwrap_err();
-    assert!(error.message.contains("stays") && error.message.contains("1 request"), "{error}");
-    let commands = tokio::time::timeout(SOON, collector).await.expect("clients go on").unwrap();
-    assert!(!commands.iter().any(|command| command.starts_with("Close")), "{commands:?}");
+    let refused = task.move_to(&NodeRef::new("b", 1), Why::Requested).await.unwrap_err();
+    assert!(refused.message.contains("whether it can open it"), "{refused}");
+    assert!(told.try_recv().is_err(), "the shard goes on as it was");
     assert_eq!(task.known().unwrap(), record);
-    assert_eq!(task.local, Local::Open { epoch: 3 });
+}
+
+/// A disk without an heir is nobody's until an operator exports it; its heir may open it as soon as it can.
+#[tokio::test]
+async fn an_export_that_cannot_open_the_disk_leaves_it_to_its_heir() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let record = disk_of_a(&node, |record| {
+        (record.owner, record.heir) = (None, Some(NodeRef::new("a", 1)));
+    })
+    .await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    let (done, exported) = oneshot::channel();
+    task.on_request(Request::Export { accept_loss: false, done }).await;
+    let refused = exported.await.unwrap().unwrap_err();
+    assert!(refused.message.contains("cannot be opened"), "{refused}");
+    assert_eq!(change::read(&*node.registry, "d").await.unwrap().1, record);
+}
+
+/// The removal would take the file away from under it.
+#[tokio::test]
+async fn a_disk_that_is_being_deleted_is_not_claimed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let record = disk_of_a(&node, |record| {
+        (record.owner, record.heir) = (None, Some(NodeRef::new("a", 1)));
+    })
+    .await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    let deletion = node.intents.begin_deletion("d");
+    assert!(task.carry_out(Decision::Claim, Some(record)).await.is_some(), "it is tried again");
+    assert!(task.failures.failed("").1, "it has not been tried to open");
+    drop(deletion);
 }
 
 /// Whoever moves it: the open file is the only way to the data of a file that was deleted.
@@ -158,17 +213,16 @@ async fn a_disk_without_replicas_is_emptied_before_it_is_closed() {
     assert!(task.tell_configuration(&record).wanted_replicas == Some(0));
 }
 
-/// Waits for a command to the shard.
-async fn heard(told: &mut mpsc::Receiver<String>, command: &str) -> String {
+/// Waits for a command to the shard. Returns all up to it.
+async fn all_until(told: &mut mpsc::Receiver<String>, command: &str) -> Vec<String> {
+    let mut all = Vec::new();
     let heard = async {
-        loop {
-            let next = told.recv().await.expect("the shard lives");
-            if next.starts_with(command) {
-                return next;
-            }
+        while all.last().is_none_or(|last: &String| !last.starts_with(command)) {
+            all.push(told.recv().await.expect("the shard lives"));
         }
     };
-    tokio::time::timeout(SOON, heard).await.unwrap_or_else(|_| panic!("no {command}"))
+    tokio::time::timeout(SOON, heard).await.unwrap_or_else(|_| panic!("no {command}"));
+    all
 }
 
 /// Emptying takes up to 40 s, and nobody could open the disk that was closed for a node that is gone.
@@ -181,9 +235,9 @@ async fn a_disk_is_emptied_for_a_node_that_lives_only() {
     let (mut task, _inbox) = DiskTask::new("d", &node);
     task.local = Local::Open { epoch: 3 };
     let dies = async {
-        heard(&mut told, "SetPolicy").await;
+        all_until(&mut told, "SetPolicy").await;
         session.leave().await.unwrap();
-        heard(&mut told, "SetPolicy").await
+        all_until(&mut told, "SetPolicy").await.pop().unwrap()
     };
     let b = NodeRef::new("b", 1);
     let moved = tokio::time::timeout(SOON, task.move_to(&b, Why::Drained));
@@ -205,7 +259,7 @@ async fn a_disk_is_closed_only_while_its_next_owner_and_the_registry_are_there()
         let (mut task, _inbox) = DiskTask::new("d", &node);
         task.local = Local::Open { epoch: 3 };
         let changes = async {
-            heard(&mut told, "HoldClients").await;
+            all_until(&mut told, "HoldClients").await;
             let mut seen = node.records.changes();
             match case {
                 "gone" => {
@@ -229,11 +283,7 @@ async fn a_disk_is_closed_only_while_its_next_owner_and_the_registry_are_there()
                 _ => faults.away.store(true, Ordering::Relaxed),
             }
             in_flight.store(0, Ordering::Relaxed);
-            let mut commands = Vec::new();
-            while commands.last().is_none_or(|command: &String| !command.starts_with("ResumeClients")) {
-                commands.push(told.recv().await.unwrap());
-            }
-            commands
+            all_until(&mut told, "ResumeClients").await
         };
         let b = NodeRef::new("b", 1);
         let moved = tokio::time::timeout(SOON, task.move_to(&b, Why::Drained));
