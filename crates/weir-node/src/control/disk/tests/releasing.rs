@@ -141,7 +141,7 @@ async fn a_disk_that_is_being_deleted_is_not_claimed() {
     let (mut task, _inbox) = DiskTask::new("d", &node);
     let deletion = node.intents.begin_deletion("d");
     assert!(task.carry_out(Decision::Claim, Some(record)).await.is_some(), "it is tried again");
-    assert!(task.failures.failed("").1, "it has not been tried to open");
+    assert!(format!("{:?}", task.failures).contains("None"), "whether it opens has not been looked at");
     drop(deletion);
 }
 
