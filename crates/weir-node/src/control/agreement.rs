@@ -50,26 +50,45 @@ pub async fn check(node: &Node, record: &DiskRecord) -> Result<(), String> {
     weir_task::timeout(OPENED, opened).await.unwrap_or_else(late)
 }
 
+/// Why a node is not given a disk.
+#[derive(Debug, thiserror::Error)]
+pub enum NotAgreed {
+    /// It cannot open the disk.
+    #[error("{0}")]
+    Cannot(String),
+    /// It does not answer, about this disk or any other.
+    #[error("{0}")]
+    Silent(String),
+}
+
 /// Asks `to` whether it can open a disk of this node.
 ///
 /// # Errors
 /// It cannot, or does not answer; in words.
-pub async fn ask(node: &Node, to: &NodeRef, disk: &str) -> Result<(), String> {
-    let address = node.records.nodes.now().get(&to.node).map(|record| record.peer_address);
-    let address = address.ok_or_else(|| format!("node {} is down", to.node))?;
+pub async fn ask(node: &Node, to: &NodeRef, disk: &str) -> Result<(), NotAgreed> {
+    let name = &to.node;
+    let address = node.records.nodes.now().get(name).map(|record| record.peer_address);
+    let address = address.ok_or_else(|| NotAgreed::Silent(format!("node {name} is down")))?;
     let greeting = Greeting {
         disk: disk.to_owned(),
         owner: node.config.name.clone(),
         replica: to.clone(),
         purpose: Purpose::Opens,
     };
-    let answer = async { read(&mut *node.network.open(address, &greeting).await?).await };
-    match weir_task::timeout(ANSWERED, answer).await {
-        Ok(Ok(reason)) if reason.is_empty() => Ok(()),
-        Ok(Ok(reason)) => Err(format!("node {} cannot open it: {reason}", to.node)),
-        Ok(Err(error)) => Err(format!("node {} does not say whether it can open it: {error}", to.node)),
-        Err(_) => Err(format!("node {} has not said for {ANSWERED:?} whether it can open it", to.node)),
+    let unsaid = |error: io::Error| format!("node {name} does not say whether it can open it: {error}");
+    let answer = async {
+        let connected = node.network.open(address, &greeting).await;
+        let mut stream = connected.map_err(|error| NotAgreed::Silent(unsaid(error)))?;
+        read(&mut *stream).await.map_err(|error| NotAgreed::Cannot(unsaid(error)))
+    };
+    let late = |_| {
+        Err(NotAgreed::Silent(format!("node {name} has not said for {ANSWERED:?} whether it can open it")))
+    };
+    let reason = weir_task::timeout(ANSWERED, answer).await.unwrap_or_else(late)?;
+    if reason.is_empty() {
+        return Ok(());
     }
+    Err(NotAgreed::Cannot(format!("node {name} cannot open it: {reason}")))
 }
 
 /// Answers the owner of a disk.
@@ -187,6 +206,9 @@ mod tests {
             NodeSession::start(owner.registry.clone(), silent, SessionConfig::default()).await.unwrap();
         owner.records.nodes.changes().wait_for(|known| known.contains_key("c")).await.unwrap();
         let refused = ask(&owner, &NodeRef::new("c", 1), "d").await.unwrap_err();
-        assert!(refused.contains("c has not said"), "{refused}");
+        assert!(
+            matches!(&refused, NotAgreed::Silent(reason) if reason.contains("c has not said")),
+            "{refused}"
+        );
     }
 }

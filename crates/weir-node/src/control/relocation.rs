@@ -4,7 +4,7 @@
 //! [`mod@weir_cluster::node_state::drain`] plans it anew for each step, from the records as they are then. The copies of other owners'
 //! logs are those owners' business: each replaces its own (see `settle_leaving` of a disk's task).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use weir_block::Nanos;
 use weir_cluster::node_state::{self, Plan, Unfit, counts_on, may_return};
 use weir_cluster::records::{DiskRecord, NodeRef};
 
-use super::agreement;
+use super::agreement::{self, NotAgreed};
 use super::disk::failures::Failures;
 use super::disk::{Request, Why};
 use super::{Node, Tasks};
@@ -25,21 +25,31 @@ const AT_ONCE: usize = 4;
 /// closing, which waits for the storage.
 const LONGEST: Duration = Duration::from_secs(90);
 
-/// A node that cannot open a disk is not asked again for so long: its storage may be back by then, and the drain waits for nobody
-/// else if no other node can have the disk.
+/// A node that cannot open a disk is not asked about it again for so long, and one that does not answer is asked nothing: it may be
+/// well by then, and the drain waits for nobody else if no other node can have the disk.
 const UNFIT: Duration = Duration::from_secs(10);
 
 /// Longest time between two looks: a quarantine ends by the clock.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A move that has ended.
-type Ended = (String, Result<u64, Stays>);
+/// A move that has ended: the disk, the node that was to have it, and the outcome.
+type Ended = (String, String, Result<u64, Stays>);
 
 /// Why a disk was not moved.
 struct Stays {
     reason: String,
-    /// The node that cannot open it.
-    unfit: Option<String>,
+    at: Obstacle,
+}
+
+/// Where a move fails.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Obstacle {
+    /// At the disk, whoever is to have it.
+    Disk,
+    /// The node that is to have the disk cannot open it.
+    Unfit,
+    /// The node that is to have the disk does not answer, about this disk or any other.
+    Silent,
 }
 
 /// Moves disks for as long as the node lives.
@@ -47,6 +57,7 @@ pub async fn keep(node: Arc<Node>, tasks: Arc<Tasks>) {
     let mut changes = node.records.changes();
     let (ended, mut endings) = mpsc::channel::<Ended>(AT_ONCE);
     let mut moves = Moves::default();
+    let mut was_barred = false;
     // A node that starts while it is drained has said so before.
     let mut was_drained = is_drained(&node);
     loop {
@@ -56,18 +67,26 @@ pub async fn keep(node: Arc<Node>, tasks: Arc<Tasks>) {
             node.journal.tell("node-drained", me, format!("no disk counts on {me} any more"));
         }
         was_drained = drained;
-        let wanted = wanted(&node, &moves.unfit(Nanos::now()));
-        for Step { disk, to, why } in moves.begin(wanted, Nanos::now()) {
+        let is_barred = node.barred().contains(&node.config.name);
+        if is_barred != was_barred {
+            // Whoever drains the node again wants to know again what stays on it.
+            moves.forget();
+        }
+        was_barred = is_barred;
+        let (mine, now) = (owned(&node), Nanos::now());
+        let wanted = wanted(&node, &moves.unfit(&mine, now));
+        for Step { disk, to, why } in moves.begin(wanted, &mine, now) {
             let (node, tasks, ended) = (Arc::clone(&node), Arc::clone(&tasks), ended.clone());
             weir_task::spawn(async move {
+                let target = to.node.clone();
                 let moved = move_disk(&node, &tasks, &disk, to, why).await;
-                let _ = ended.send((disk, moved)).await;
+                let _ = ended.send((disk, target, moved)).await;
             });
         }
         tokio::select! {
             biased;
-            Some((disk, moved)) = endings.recv() => {
-                let reason = moves.end(&disk, moved, Nanos::now());
+            Some((disk, to, moved)) = endings.recv() => {
+                let reason = moves.end(&disk, &to, moved, Nanos::now());
                 // A move that began by a view from before an earlier one's end is nobody's concern.
                 if let Some(reason) = reason.filter(|_| is_mine(&node, &disk)) {
                     node.journal.tell("not-moved", &disk, format!("it is tried again: {reason}"));
@@ -80,10 +99,12 @@ pub async fn keep(node: Arc<Node>, tasks: Arc<Tasks>) {
 }
 
 async fn move_disk(node: &Arc<Node>, tasks: &Tasks, disk: &str, to: NodeRef, why: Why) -> Result<u64, Stays> {
-    let stays = |reason| Stays { reason, unfit: Some(to.node.clone()) };
-    agreement::ask(node, &to, disk).await.map_err(stays)?;
+    agreement::ask(node, &to, disk).await.map_err(|refused| match refused {
+        NotAgreed::Cannot(reason) => Stays { reason, at: Obstacle::Unfit },
+        NotAgreed::Silent(reason) => Stays { reason, at: Obstacle::Silent },
+    })?;
     let moved = tasks.ask(disk, node, |done| Request::Move { to, why, done }).await;
-    moved.map_err(|error| Stays { reason: error.message, unfit: None })
+    moved.map_err(|error| Stays { reason: error.message, at: Obstacle::Disk })
 }
 
 /// The moves of this node's disks, and what is known of earlier ones.
@@ -91,52 +112,99 @@ async fn move_disk(node: &Arc<Node>, tasks: &Tasks, disk: &str, to: NodeRef, why
 struct Moves {
     /// The disks on their way, and since when.
     under_way: BTreeMap<String, Nanos>,
-    /// The disks that could not be moved, and when they are tried again.
-    again: BTreeMap<String, (Failures, Nanos)>,
+    /// What is known of this node's disks that were not moved.
+    tried: BTreeMap<String, Tried>,
     /// The nodes that cannot open a disk, and until when that counts.
     unfit: BTreeMap<(String, String), Nanos>,
+    /// The nodes that do not answer, and until when that counts.
+    silent: BTreeMap<String, Nanos>,
+}
+
+/// The attempts to move a disk.
+#[derive(Default)]
+struct Tried {
+    /// When the last one began.
+    last: Nanos,
+    /// The failures, by the node that was to have the disk: the operator is told of each once.
+    failures: BTreeMap<String, Failures>,
+    /// When the disk is tried again.
+    again: Nanos,
+    /// Another node than this one is tried at once.
+    unable: Option<String>,
+}
+
+impl Tried {
+    fn waits(&self, to: &str, now: Nanos) -> bool {
+        self.again > now && self.unable.as_ref().is_none_or(|unable| unable == to)
+    }
 }
 
 impl Moves {
-    /// The nodes that are not to get a disk.
-    fn unfit(&mut self, now: Nanos) -> Unfit {
+    /// The nodes that are not to get a disk, of the disks that are `mine`.
+    fn unfit(&mut self, mine: &BTreeSet<String>, now: Nanos) -> Unfit {
         self.unfit.retain(|_, until| *until > now);
+        self.silent.retain(|_, until| *until > now);
         let mut unfit = Unfit::new();
         for (disk, node) in self.unfit.keys() {
             unfit.entry(disk.clone()).or_default().insert(node.clone());
         }
+        for disk in mine.iter().filter(|_| !self.silent.is_empty()) {
+            unfit.entry(disk.clone()).or_default().extend(self.silent.keys().cloned());
+        }
         unfit
     }
 
-    /// The moves that begin now, of those that are `wanted`.
-    fn begin(&mut self, wanted: Vec<Step>, now: Nanos) -> Vec<Step> {
-        self.again.retain(|disk, _| wanted.iter().any(|step| step.disk == *disk));
+    /// The moves that begin now, of those that are `wanted`. A disk that stays is `mine` for as long as it does, wanted or not.
+    fn begin(&mut self, wanted: Vec<Step>, mine: &BTreeSet<String>, now: Nanos) -> Vec<Step> {
+        self.tried.retain(|disk, _| mine.contains(disk));
         let busy = self.under_way.values().filter(|since| **since + LONGEST > now).count();
         let is_due = |step: &Step| {
-            let waits = self.again.get(&step.disk).is_some_and(|(_, again)| *again > now);
+            let waits = self.tried.get(&step.disk).is_some_and(|tried| tried.waits(&step.to.node, now));
             !waits && !self.under_way.contains_key(&step.disk)
         };
-        let due: Vec<Step> = wanted.into_iter().filter(is_due).take(AT_ONCE.saturating_sub(busy)).collect();
-        self.under_way.extend(due.iter().map(|step| (step.disk.clone(), now)));
+        let mut due: Vec<Step> = wanted.into_iter().filter(is_due).collect();
+        // Disks that fail again and again, each time after a while, do not keep others from being tried.
+        due.sort_by_key(|step| self.tried.get(&step.disk).map_or(Nanos::default(), |tried| tried.last));
+        due.truncate(AT_ONCE.saturating_sub(busy));
+        for step in &due {
+            self.under_way.insert(step.disk.clone(), now);
+            self.tried.entry(step.disk.clone()).or_default().last = now;
+        }
         due
     }
 
     /// A move has ended. Returns why not, if the operator does not know that yet.
-    fn end(&mut self, disk: &str, moved: Result<u64, Stays>, now: Nanos) -> Option<String> {
+    fn end(&mut self, disk: &str, to: &str, moved: Result<u64, Stays>, now: Nanos) -> Option<String> {
         self.under_way.remove(disk);
-        let Err(Stays { reason, unfit }) = moved else {
-            self.again.remove(disk);
+        let Err(Stays { reason, at }) = moved else {
+            self.tried.remove(disk);
             return None;
         };
-        let (failures, again) = self.again.entry(disk.to_owned()).or_default();
-        let (pause, is_new) = failures.failed(&reason);
-        // Another node is asked at once.
-        *again = if unfit.is_some() { now } else { now + pause };
-        if let Some(node) = unfit {
-            self.unfit.insert((disk.to_owned(), node), now + UNFIT);
+        let tried = self.tried.entry(disk.to_owned()).or_default();
+        let (pause, is_new) = tried.failures.entry(to.to_owned()).or_default().failed(&reason);
+        tried.again = now + pause;
+        tried.unable = (at != Obstacle::Disk).then(|| to.to_owned());
+        match at {
+            Obstacle::Disk => {}
+            Obstacle::Unfit => drop(self.unfit.insert((disk.to_owned(), to.to_owned()), now + UNFIT)),
+            Obstacle::Silent => drop(self.silent.insert(to.to_owned(), now + UNFIT)),
         }
         is_new.then_some(reason)
     }
+
+    /// What was known of earlier moves counts no more.
+    fn forget(&mut self) {
+        self.tried.clear();
+        self.unfit.clear();
+        self.silent.clear();
+    }
+}
+
+/// The disks of this process.
+fn owned(node: &Node) -> BTreeSet<String> {
+    let (me, disks) = (node.session.node_ref(), node.records.disks.now());
+    let mine = disks.values().filter(|disk| disk.owner.as_ref() == Some(&me));
+    mine.map(|disk| disk.name.clone()).collect()
 }
 
 /// Whether this node is drained and no disk counts on it.
@@ -177,13 +245,18 @@ fn wanted(node: &Node, unfit: &Unfit) -> Vec<Step> {
             // A guest that migrates has named the node for its disk.
             let follower = disks.get(&moved.disk).and_then(|disk| disk.follower.clone());
             if let Some(to) = follower.filter(|follower| !barred.contains(&follower.node)) {
-                // It stays with its guest when the drain ends.
-                return Some(Step { disk: moved.disk, to, why: Why::Followed });
+                // It stays with its guest when the drain ends. Nowhere else, should the guest's node not be able to have it yet.
+                let is_fit = !is_unfit(unfit, &moved.disk, &to.node);
+                return is_fit.then_some(Step { disk: moved.disk, to, why: Why::Followed });
             }
             let to = live.get(&moved.to)?.node_ref();
             Some(Step { disk: moved.disk, to, why })
         });
     steps.collect()
+}
+
+fn is_unfit(unfit: &Unfit, disk: &str, node: &str) -> bool {
+    unfit.get(disk).is_some_and(|nodes| nodes.contains(node))
 }
 
 /// The plan for `name` by the present records: what its drain moves, replaces, and leaves.
@@ -215,8 +288,7 @@ fn returning(node: &Node, unfit: &Unfit) -> Vec<Step> {
     let is_mine = |disk: &&DiskRecord| disk.owner.as_ref().is_some_and(|owner| owner.node == *me);
     let mine = disks.values().filter(is_mine).filter(|disk| disk.follower.is_none());
     let steps = mine.filter_map(|disk| {
-        let is_unfit = |home: &&String| unfit.get(&disk.name).is_some_and(|nodes| nodes.contains(*home));
-        let home = disk.home.as_ref().filter(|home| *home != me && !is_unfit(home))?;
+        let home = disk.home.as_ref().filter(|home| *home != me && !is_unfit(unfit, &disk.name, home))?;
         let record = live.get(home).filter(|_| may_return(disk, home, &live, &barred))?;
         Some(Step { disk: disk.name.clone(), to: record.node_ref(), why: Why::Returned })
     });
@@ -258,16 +330,31 @@ mod tests {
         let [Step { disk, to, why }] = &steps[..] else { panic!("{} steps", steps.len()) };
         assert_eq!((&**disk, to, *why), ("d", &NodeRef::new("b", 1), Why::Followed));
         assert_eq!(why.home(None, "a"), None);
+        // It goes to no other node meanwhile, and is not asked for again at once.
+        let unfit = Unfit::from([("d".into(), ["b".to_owned()].into())]);
+        assert_eq!(super::wanted(&node, &unfit).len(), 0, "it was sent to a node that cannot open it");
     }
 
-    fn wanted(disks: std::ops::Range<usize>) -> Vec<Step> {
+    fn wanted(disks: std::ops::Range<usize>, to: &str) -> Vec<Step> {
         let step =
-            |number: usize| Step { disk: format!("d{number}"), to: NodeRef::new("b", 1), why: Why::Drained };
+            |number: usize| Step { disk: format!("d{number}"), to: NodeRef::new(to, 1), why: Why::Drained };
         disks.map(step).collect()
     }
 
+    fn mine() -> BTreeSet<String> {
+        (0..9).map(|number| format!("d{number}")).collect()
+    }
+
     fn begun(moves: &mut Moves, at: Nanos) -> Vec<String> {
-        moves.begin(wanted(0..9), at).into_iter().map(|step| step.disk).collect()
+        begun_to(moves, "b", at)
+    }
+
+    fn begun_to(moves: &mut Moves, to: &str, at: Nanos) -> Vec<String> {
+        moves.begin(wanted(0..9, to), &mine(), at).into_iter().map(|step| step.disk).collect()
+    }
+
+    fn stays(reason: &str, at: Obstacle) -> Result<u64, Stays> {
+        Err(Stays { reason: reason.into(), at })
     }
 
     #[test]
@@ -275,7 +362,7 @@ mod tests {
         let (mut moves, start) = (Moves::default(), Nanos(1));
         assert_eq!(begun(&mut moves, start), ["d0", "d1", "d2", "d3"]);
         assert!(begun(&mut moves, start).is_empty());
-        assert_eq!(moves.end("d1", Ok(0), start), None);
+        assert_eq!(moves.end("d1", "b", Ok(0), start), None);
         assert_eq!(begun(&mut moves, start), ["d1"], "the records still want it");
         assert!(begun(&mut moves, start + (LONGEST - Duration::from_nanos(1))).is_empty());
         assert_eq!(begun(&mut moves, start + LONGEST), ["d4", "d5", "d6", "d7"]);
@@ -285,30 +372,66 @@ mod tests {
     fn a_disk_that_stays_is_told_of_once_and_tried_again_after_others() {
         let (mut moves, start) = (Moves::default(), Nanos(1));
         begun(&mut moves, start);
-        let stays = || Err(Stays { reason: "its log is not empty".into(), unfit: None });
-        assert_eq!(moves.end("d0", stays(), start).as_deref(), Some("its log is not empty"));
+        let end = |moves: &mut Moves, disk: &str, at| {
+            moves.end(disk, "b", stays("its log is not empty", Obstacle::Disk), at)
+        };
+        assert_eq!(end(&mut moves, "d0", start).as_deref(), Some("its log is not empty"));
         assert_eq!(begun(&mut moves, start), ["d4"]);
-        moves.end("d4", Ok(0), start);
+        moves.end("d4", "b", Ok(0), start);
         let later = start + Duration::from_secs(5);
-        assert_eq!(begun(&mut moves, later), ["d0"]);
-        assert_eq!(moves.end("d0", stays(), later), None, "the operator knows");
-        assert!(moves.unfit(later).is_empty());
-        // It is not wanted any more, and then again.
-        assert!(moves.begin(Vec::new(), later).is_empty());
-        begun(&mut moves, later);
-        assert!(moves.end("d0", stays(), later).is_some());
+        assert_eq!(begun(&mut moves, later), ["d4"], "it was never tried, as far as is known");
+        moves.end("d1", "b", Ok(0), later);
+        assert_eq!(begun(&mut moves, later), ["d1"]);
+        for disk in ["d1", "d2", "d3", "d4"] {
+            assert!(end(&mut moves, disk, later).is_some());
+        }
+        assert_eq!(begun(&mut moves, later), ["d5", "d6", "d7", "d8"]);
+        moves.end("d5", "b", Ok(0), later);
+        assert_eq!(
+            moves.begin(wanted(0..5, "c"), &mine(), later).len(),
+            1,
+            "the disk is tried, whatever the node"
+        );
+        assert_eq!(end(&mut moves, "d0", later), None, "the operator knows");
+        assert!(moves.unfit(&mine(), later).is_empty());
+        // It is not wanted for a while, because no node can have it.
+        assert!(moves.begin(Vec::new(), &mine(), later).is_empty());
+        assert_eq!(end(&mut moves, "d0", later), None, "the operator knows still");
+        // Another node has owned it meanwhile.
+        moves.begin(Vec::new(), &BTreeSet::new(), later);
+        assert!(end(&mut moves, "d0", later).is_some());
+        moves.forget();
+        assert!(end(&mut moves, "d0", later).is_some(), "the node was drained again");
     }
 
     #[test]
     fn a_node_that_cannot_open_a_disk_is_left_out_for_a_while() {
         let (mut moves, start) = (Moves::default(), Nanos(1));
         begun(&mut moves, start);
-        let stays = Stays { reason: "node b cannot open it".into(), unfit: Some("b".into()) };
-        assert!(moves.end("d0", Err(stays), start).is_some());
+        let cannot = || stays("its volume is not mounted", Obstacle::Unfit);
+        assert!(moves.end("d0", "b", cannot(), start).is_some());
         let unfit = Unfit::from([("d0".into(), ["b".to_owned()].into())]);
-        assert_eq!(moves.unfit(start + (UNFIT - Duration::from_nanos(1))), unfit);
-        assert_eq!(begun(&mut moves, start), ["d0"], "another node is asked at once");
-        assert!(moves.unfit(start + UNFIT).is_empty());
+        assert_eq!(moves.unfit(&mine(), start + (UNFIT - Duration::from_nanos(1))), unfit);
+        // Not even if that node is the only one that the disk can go to.
+        assert!(moves.begin(wanted(0..1, "b"), &mine(), start).is_empty(), "the same question again at once");
+        assert_eq!(moves.begin(wanted(0..1, "c"), &mine(), start).len(), 1, "another node is asked at once");
+        assert!(moves.end("d0", "c", cannot(), start).is_some(), "another node, the same reason");
+        assert!(moves.unfit(&mine(), start + UNFIT).is_empty());
+        let later = start + UNFIT;
+        assert_eq!(moves.begin(wanted(0..1, "b"), &mine(), later).len(), 1);
+        assert_eq!(moves.end("d0", "b", cannot(), later), None, "the operator knows");
+    }
+
+    /// Each question to it lasts, and only four moves go on at once.
+    #[test]
+    fn a_node_that_does_not_answer_is_asked_about_no_other_disk() {
+        let (mut moves, start) = (Moves::default(), Nanos(1));
+        begun(&mut moves, start);
+        moves.end("d0", "b", stays("it has not said", Obstacle::Silent), start);
+        let unfit = moves.unfit(&mine(), start);
+        assert!(mine().iter().all(|disk| is_unfit(&unfit, disk, "b")), "{unfit:?}");
+        assert_eq!(begun_to(&mut moves, "c", start), ["d4"], "no other has been tried for a longer time");
+        assert!(moves.unfit(&mine(), start + UNFIT).is_empty());
     }
 
     #[tokio::test]
