@@ -9,8 +9,8 @@ use crate::records::{DiskRecord, Mode, NodeRecord, NodeRef, Policy, Spread};
 use crate::right::MAX_GUARDS;
 
 /// The time that each candidate has to claim a disk without an owner before the next one may, too. A claim takes one event of the
-/// registry and one change of the record: so long, only a process that hangs and keeps its lease takes. Guests wait meanwhile, so not
-/// longer. A claim that comes late after all meets the compare-and-swap.
+/// registry, a look at the storage, which is given up after 3 s, and one change of the record: so long, only a process that hangs and
+/// keeps its lease takes. Guests wait meanwhile, so not longer. A claim that comes late after all meets the compare-and-swap.
 pub const CLAIMED_WITHIN: Duration = Duration::from_secs(5);
 
 /// The nodes with a valid lease, by name.
@@ -56,8 +56,9 @@ fn rescuers(record: &DiskRecord, live: &Live, barred: &BTreeSet<String>) -> Vec<
 
 /// The processes that may claim a disk without an owner, if any are to, when nobody has claimed it for the time `unclaimed`: first
 /// the heir that the record names or, when that is gone, the node that would take the disk over from it; after each
-/// [`CLAIMED_WITHIN`] one more: a process that is up may hang. Never a `barred` node while another one lives: it would pass the disk on
-/// to the process that hangs, again and again.
+/// [`CLAIMED_WITHIN`] one more: a process that is up may hang, or not be able to open the disk. A `barred` node comes after all others
+/// with room, and not never: it may be the only one that can open the disk. It does not pass the disk on to a process that hangs: it
+/// asks the target first, leaves out one that does not answer, and for a while one that has let the disk come back.
 #[must_use]
 pub fn claimants(
     record: &DiskRecord,
@@ -67,9 +68,6 @@ pub fn claimants(
 ) -> Vec<NodeRef> {
     let Some(heir) = record.heir.as_ref().filter(|_| record.owner.is_none()) else { return Vec::new() };
     let mut candidates = rescuers(record, live, barred);
-    if live.keys().any(|name| !barred.contains(name)) {
-        candidates.retain(|candidate| candidate == heir || !barred.contains(&candidate.node));
-    }
     // The sort is stable: the others keep their order.
     candidates.sort_by_key(|candidate| candidate != heir);
     let passed = unclaimed.as_nanos() / CLAIMED_WITHIN.as_nanos();
@@ -558,7 +556,9 @@ mod tests {
             assert_eq!(now.len(), waits as usize + 1);
             assert_eq!(now[..waits as usize], may(&disk, &nodes, waits - 1), "who might, may");
         }
-        assert_eq!(may(&disk, &nodes, 1000).len(), 3, "the drained one would pass it on to the heir");
+        let all = may(&disk, &nodes, 1000);
+        assert_eq!((all.len(), &**all.last().unwrap()), (4, "a"), "the others may not be able to open it");
+        assert_eq!(may(&disk, &live(&[("a", "1"), ("c", "3")]), 1), ["c", "a"], "the heir is gone");
         assert_eq!(may(&disk, &live(&[("a", "1")]), 0), ["a"], "no other is there");
         // Another process of the heir's node is a node as any other.
         let mut restarted = nodes.clone();

@@ -20,12 +20,12 @@ use weir_load::{Summary, Workload};
 use weir_node::control::Shards;
 use weir_node::shard::health::Look;
 use weir_node::shard::messages::{
-    Arrival, Command, DiskStatus, LoadLayer, LogMedium, Notice, OpenDisk, Opening,
+    Arrival, Command, DiskStatus, LoadLayer, LogMedium, Notice, OpenDisk, Opening, Unopened,
 };
 use weir_node::shard::opener::Threads;
 use weir_node::shard::{Shard, ShardConfig};
 use weir_node::stack::Plain;
-use weir_volume::{BackingKind, DirVolume, Mark};
+use weir_volume::{BackingKind, BackingOptions, DirVolume, Mark};
 
 const MIB: u64 = 1 << 20;
 
@@ -208,6 +208,47 @@ async fn a_backing_that_cannot_be_opened_is_no_other_disks_trouble() {
     tokio::time::timeout(Duration::from_secs(10), opened).await.unwrap().unwrap().unwrap();
     assert_eq!(rig.status("ill").await.unwrap().state, "serving");
     assert!(rig.health().hangs.is_none() && rig.health().longest < AT_ONCE, "{:?}", rig.health());
+    rig.stop().await;
+}
+
+/// Whoever asks whether a disk can be opened gives up after a while, and asks again.
+#[tokio::test(flavor = "multi_thread")]
+async fn backings_that_hang_leave_room_to_look_at_others() {
+    let rig = Rig::new();
+    DirVolume::open(rig.directory.path()).unwrap().identify(7).unwrap();
+    let ill = ["ill0", "ill1", "ill2"].map(|name| rig.disk(name));
+    let withheld = ill.each_ref().map(|disk| Withheld::new(&rig.path(&disk.disk)));
+    let look = async |disk: &OpenDisk, volume| {
+        let (answer, answered) = oneshot::channel();
+        let options = Box::new(BackingOptions { volume, ..BackingOptions::default() });
+        let (disk, backing) = (disk.disk.clone(), disk.backing.clone());
+        rig.shards.send("d", Command::CanOpen { disk, backing, options, answer }).await;
+        answered
+    };
+    for _ in 0..9 {
+        drop(look(&ill[0], Some(7)).await);
+    }
+    let well = rig.disk("well");
+    assert_eq!(
+        look(&well, None).await.await.unwrap(),
+        Ok(()),
+        "one disk that is asked about again and again"
+    );
+    let second = look(&ill[1], Some(7)).await;
+    tokio::time::sleep(AT_ONCE + Duration::from_millis(100)).await;
+    let refused = look(&ill[2], Some(7)).await.await.unwrap();
+    assert!(
+        matches!(&refused, Err(Unopened::Fails(reason)) if reason.contains("volume does not answer")),
+        "{refused:?}"
+    );
+    assert_eq!(look(&well, None).await.await.unwrap(), Ok(()));
+    let joined = look(&ill[0], Some(7)).await;
+    drop(withheld);
+    for answered in [joined, second] {
+        let outcome = tokio::time::timeout(Duration::from_secs(10), answered).await.unwrap().unwrap();
+        assert_eq!(outcome, Ok(()));
+    }
+    assert_eq!(look(&ill[2], Some(7)).await.await.unwrap(), Ok(()), "the volume answers again");
     rig.stop().await;
 }
 

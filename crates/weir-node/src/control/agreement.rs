@@ -16,12 +16,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use weir_cluster::records::{DiskRecord, NodeRef};
 use weir_volume::{BackingKind, BackingOptions};
 
+use weir_block::Nanos;
+
 use super::Node;
 use crate::peer::{Duplex, Greeting, Purpose};
-use crate::shard::messages::Command;
+use crate::shard::messages::{Command, Unopened};
 
-/// Longest time for the storage to open a file. It takes milliseconds; a disk does not go where it takes longer than this.
+/// Longest time for the registry to say where a file is, and the storage to open it. It takes milliseconds; a disk does not go where
+/// it takes longer than this. A claim does it within [`weir_cluster::placement::CLAIMED_WITHIN`].
 const OPENED: Duration = Duration::from_secs(3);
+const _: () = assert!(OPENED.as_secs() < weir_cluster::placement::CLAIMED_WITHIN.as_secs());
+
+/// Pause before a shard is asked again that had too much to look at.
+const BUSY: Duration = Duration::from_millis(100);
 
 /// Longest time for the answer.
 const ANSWERED: Duration = Duration::from_secs(4);
@@ -32,22 +39,31 @@ const LONGEST: usize = 1024;
 /// Whether this node can open the disk's backing at present.
 ///
 /// # Errors
-/// It cannot, or the storage does not answer; in words.
-pub async fn check(node: &Node, record: &DiskRecord) -> Result<(), String> {
-    let opened = async {
-        let place = node.place_of(record).await?;
-        let options = BackingOptions {
-            size: Some(record.size),
-            logical_block: Some(record.logical_block),
-            volume: place.volume,
-            ..BackingOptions::default()
-        };
-        let (disk, backing) = (record.name.clone(), BackingKind::Path(place.path));
-        let ask = |answer| Command::CanOpen { disk, backing, options: Box::new(options), answer };
-        node.shards.ask(&record.name, ask).await.map_err(|error| error.message)?
+/// It cannot, or the registry or the storage does not answer; or too much else is being looked at.
+pub async fn check(node: &Node, record: &DiskRecord) -> Result<(), Unopened> {
+    let begun = Nanos::now();
+    let place = weir_task::timeout(OPENED, node.place_of(record)).await;
+    let late = |what| Unopened::Fails(format!("{what} has not answered for {OPENED:?}"));
+    let place = place.map_err(|_| late("the registry"))?.map_err(Unopened::Fails)?;
+    let options = BackingOptions {
+        size: Some(record.size),
+        logical_block: Some(record.logical_block),
+        volume: place.volume,
+        ..BackingOptions::default()
     };
-    let late = |_| Err(format!("its storage has not answered for {OPENED:?}"));
-    weir_task::timeout(OPENED, opened).await.unwrap_or_else(late)
+    let end = begun + OPENED;
+    loop {
+        let (disk, backing) = (record.name.clone(), BackingKind::Path(place.path.clone()));
+        let options = Box::new(options.clone());
+        let ask = |answer| Command::CanOpen { disk, backing, options, answer };
+        let asked = weir_task::timeout(end - Nanos::now(), node.shards.ask(&record.name, ask)).await;
+        let opened = asked.map_err(|_| late("its storage"))?;
+        match opened.map_err(|error| Unopened::Fails(error.message))? {
+            // Others are looked at within milliseconds, unless their storage hangs.
+            Err(Unopened::Busy(_)) if Nanos::now() + BUSY < end => weir_task::sleep(BUSY).await,
+            outcome => return outcome,
+        }
+    }
 }
 
 /// Why a node is not given a disk.
@@ -91,12 +107,18 @@ pub async fn ask(node: &Node, to: &NodeRef, disk: &str) -> Result<(), NotAgreed>
     Err(NotAgreed::Cannot(format!("node {name} cannot open it: {reason}")))
 }
 
-/// Answers the owner of a disk.
+/// Answers the owner of a disk: one question at a time, so that an owner that asks again and again costs no more.
 ///
 /// # Errors
 /// The connection's end.
 pub async fn serve(node: &Node, record: &DiskRecord, stream: &mut (impl Duplex + ?Sized)) -> io::Result<()> {
-    let reason = check(node, record).await.err().unwrap_or_default();
+    let reason = match node.intents.begin_check(&record.name) {
+        Some(_under_way) => match check(node, record).await {
+            Ok(()) => String::new(),
+            Err(Unopened::Fails(reason) | Unopened::Busy(reason)) => reason,
+        },
+        None => "an earlier question about it is being answered".to_owned(),
+    };
     stream.write_all(&encode(&reason)).await?;
     stream.flush().await
 }

@@ -13,6 +13,8 @@ pub struct Intents {
     here: Mutex<BTreeSet<String>>,
     /// Disks whose deletion has begun here, before its first step and up to its end.
     deletions: Mutex<BTreeSet<String>>,
+    /// Disks whose owner has asked whether this node can open them, and waits for the answer.
+    checks: Mutex<BTreeSet<String>>,
     /// Since when others have been seen to be gone.
     gone: Mutex<Gone>,
 }
@@ -26,6 +28,11 @@ impl Intents {
     /// Begins a deletion. `None` if one is under way.
     pub(super) fn begin_deletion(&self, disk: &str) -> Option<UnderWay<'_>> {
         UnderWay::begin(&self.deletions, disk)
+    }
+
+    /// Begins to answer the owner of a disk. `None` if an earlier question of its is being answered.
+    pub(super) fn begin_check(&self, disk: &str) -> Option<UnderWay<'_>> {
+        UnderWay::begin(&self.checks, disk)
     }
 
     /// Whether a deletion is under way here: nothing opens the disk.

@@ -29,6 +29,10 @@ const LONGEST: Duration = Duration::from_secs(90);
 /// well by then, and the drain waits for nobody else if no other node can have the disk.
 const UNFIT: Duration = Duration::from_secs(10);
 
+/// A node that got a disk and let it come back is not given it again for so long. It has answered, and may hang all the same: its
+/// storage may open files and complete no request. Without the pause the disk would go to and fro, and have no owner most of the time.
+const CAME_BACK: Duration = Duration::from_secs(60);
+
 /// Longest time between two looks: a quarantine ends by the clock.
 const LOOK: Duration = Duration::from_secs(1);
 
@@ -114,7 +118,7 @@ struct Moves {
     under_way: BTreeMap<String, Nanos>,
     /// What is known of this node's disks that were not moved.
     tried: BTreeMap<String, Tried>,
-    /// The nodes that cannot open a disk, and until when that counts.
+    /// The nodes that cannot open a disk, or have got it, and until when that counts.
     unfit: BTreeMap<(String, String), Nanos>,
     /// The nodes that do not answer, and until when that counts.
     silent: BTreeMap<String, Nanos>,
@@ -178,6 +182,8 @@ impl Moves {
         self.under_way.remove(disk);
         let Err(Stays { reason, at }) = moved else {
             self.tried.remove(disk);
+            // Of no consequence, unless the disk comes back.
+            self.unfit.insert((disk.to_owned(), to.to_owned()), now + CAME_BACK);
             return None;
         };
         let tried = self.tried.entry(disk.to_owned()).or_default();
@@ -363,6 +369,9 @@ mod tests {
         assert_eq!(begun(&mut moves, start), ["d0", "d1", "d2", "d3"]);
         assert!(begun(&mut moves, start).is_empty());
         assert_eq!(moves.end("d1", "b", Ok(0), start), None);
+        let unfit = moves.unfit(&mine(), start + (CAME_BACK - Duration::from_nanos(1)));
+        assert!(is_unfit(&unfit, "d1", "b"), "should the disk come back, that node has not served it");
+        assert!(moves.unfit(&mine(), start + CAME_BACK).is_empty());
         assert_eq!(begun(&mut moves, start), ["d1"], "the records still want it");
         assert!(begun(&mut moves, start + (LONGEST - Duration::from_nanos(1))).is_empty());
         assert_eq!(begun(&mut moves, start + LONGEST), ["d4", "d5", "d6", "d7"]);

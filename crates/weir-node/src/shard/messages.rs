@@ -79,18 +79,27 @@ pub enum LogMedium {
     },
 }
 
+/// Why a backing was not opened to see whether that is possible.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unopened {
+    /// It cannot be opened, or its storage does not answer.
+    Fails(String),
+    /// Too many others are being opened; this says nothing about it.
+    Busy(String),
+}
+
 /// To a shard.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "the sentence above each variant names its fields")]
 pub enum Command {
     /// Open a disk that this node has just come to own in the registry.
     Open(Box<OpenDisk>, oneshot::Sender<Opening>),
-    /// Open a backing and close it again. Answered with the outcome.
+    /// Open a disk's backing and close it again. Answered with the outcome.
     CanOpen {
         disk: String,
         backing: BackingKind,
         options: Box<BackingOptions>,
-        answer: oneshot::Sender<Result<(), String>>,
+        answer: oneshot::Sender<Result<(), Unopened>>,
     },
     /// Destage everything, end all I/O, close. Answered when nothing is under way any more.
     Close { disk: String, done: oneshot::Sender<Result<(), String>> },

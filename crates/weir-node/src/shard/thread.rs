@@ -303,8 +303,8 @@ impl Turning {
     fn take_command(&mut self, command: Command) {
         match command {
             Command::Open(open, done) => self.open(open, done),
-            Command::CanOpen { disk: _, backing, options, answer } => {
-                self.try_open(&backing, *options, answer)
+            Command::CanOpen { disk, backing, options, answer } => {
+                self.try_open(disk, backing, *options, answer)
             }
             Command::Close { disk, done } => self.close(&disk, done),
             Command::ReleaseDisk { disk, keep, done } => self.release_disk(disk, keep, done),

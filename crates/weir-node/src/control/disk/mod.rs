@@ -38,7 +38,7 @@ use super::change::ChangeError;
 use super::decide::{Decision, Local, Situation, decide, is_live};
 use super::node::Node;
 use crate::error::ApiError;
-use crate::shard::messages::{Arrival, Command, Notice};
+use crate::shard::messages::{Arrival, Command, Notice, Unopened};
 use former::Formers;
 pub use messages::{Inbox, Message, Request, Why};
 pub use opening::log_medium;
@@ -450,7 +450,11 @@ impl DiskTask {
     async fn check_claim(&mut self, record: &DiskRecord) -> Result<(), String> {
         let (node, of) = (Arc::clone(&self.node), record.clone());
         let checked = self.meanwhile(async move { agreement::check(&node, &of).await }).await;
-        checked.map_err(|error| error.to_string())?
+        match checked.map_err(|error| error.to_string())? {
+            // What other disks' storage does is no reason to leave this one without an owner.
+            Ok(()) | Err(Unopened::Busy(_)) => Ok(()),
+            Err(Unopened::Fails(reason)) => Err(reason),
+        }
     }
 
     fn not_opened(&mut self, error: String) -> Option<Nanos> {

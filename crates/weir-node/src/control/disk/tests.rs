@@ -18,7 +18,8 @@ use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig};
 use weir_cluster::node_state::Rules;
 use weir_cluster::records::{
-    FormerOwner, Mode, NodeRecord, Record, ReleasedRecord, Source, StoppedHow, StoppedRecord, keys,
+    FormerOwner, Mode, NodeRecord, Record, ReleasedRecord, Source, StoppedHow, StoppedRecord, VolumeKind,
+    VolumeRecord, keys,
 };
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::right::{Event, GrantSet, GrantTimes};
@@ -90,7 +91,8 @@ async fn node_with(
                 Command::ReleaseDisk { done, .. } => drop(done.send(())),
                 Command::Open(_, done) => drop(done.send(Ok(None))),
                 Command::CanOpen { backing, options, answer, .. } => {
-                    let opened = backing.open(&options).map(drop).map_err(|error| error.to_string());
+                    let opened = backing.open(&options).map(drop);
+                    let opened = opened.map_err(|error| Unopened::Fails(error.to_string()));
                     drop(answer.send(opened));
                 }
                 Command::Close { done, .. } => drop(done.send(Ok(()))),
@@ -374,6 +376,41 @@ async fn an_ended_owner_is_waited_for_until_its_requests_have_come_back() {
     assert!(again.is_some(), "the grace counts");
 }
 
+/// The volume `v` and the file of the disk `d`.
+async fn volume_of_d(node: &Node, directory: &std::path::Path) {
+    let path = directory.join("volume");
+    std::fs::create_dir(&path).unwrap();
+    let volume = weir_volume::DirVolume::open(&path).unwrap();
+    volume.identify(7).unwrap();
+    volume.create_disk("d", 1 << 20).unwrap();
+    let record = VolumeRecord { name: "v".into(), kind: VolumeKind::Dir, path, id: 7 };
+    node.registry.transact(record.create(keys::volume("v"))).await.unwrap();
+}
+
+/// Other disks' storage hangs: that says nothing about this one, which would have no owner.
+#[tokio::test]
+async fn a_disk_that_cannot_be_looked_at_because_of_others_is_claimed() {
+    for (refused, is_claimed) in
+        [(Unopened::Busy("8 others hang".into()), true), (Unopened::Fails("it hangs".into()), false)]
+    {
+        let directory = tempfile::tempdir().unwrap();
+        let (mut node, _told) = node(directory.path()).await;
+        let (commands, mut queue) = mpsc::channel(16);
+        Arc::get_mut(&mut node).unwrap().shards = Shards::new(vec![ShardQueue::new(commands, || {})]);
+        tokio::spawn(async move {
+            while let Some(command) = queue.recv().await {
+                if let Command::CanOpen { answer, .. } = command {
+                    drop(answer.send(Err(refused.clone())));
+                }
+            }
+        });
+        volume_of_d(&node, directory.path()).await;
+        let record = disk_of_a(&node, |_| {}).await;
+        let (mut task, _inbox) = DiskTask::new("d", &node);
+        assert_eq!(task.check_claim(&record).await.is_ok(), is_claimed);
+    }
+}
+
 /// The heir may hang and keep its lease: others claim the disk, and wake for it though nothing changes.
 #[tokio::test]
 async fn a_disk_that_its_heir_does_not_claim_is_claimed_after_a_while() {
@@ -384,6 +421,7 @@ async fn a_disk_that_its_heir_does_not_claim_is_claimed_after_a_while() {
         let registry = node.registry.clone();
         let _heir = NodeSession::start(registry, record_of("b"), SessionConfig::default()).await.unwrap();
         node.records.nodes.changes().wait_for(|live| live.contains_key("b")).await.unwrap();
+        volume_of_d(&node, directory.path()).await;
         disk_of_a(&node, |record| {
             (record.policy, record.mode) = (Policy::WriteThrough, Mode::WriteThrough);
             (record.owner, record.heir) = (None, Some(NodeRef::new("b", 1)));

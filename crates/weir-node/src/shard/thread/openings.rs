@@ -10,7 +10,7 @@ use super::Turning;
 use crate::shard::answer;
 use crate::shard::disk::Disk;
 use crate::shard::dispatch::Target;
-use crate::shard::messages::{self, DiskStatus, OpenDisk};
+use crate::shard::messages::{self, DiskStatus, OpenDisk, Unopened};
 use crate::shard::opener::{Opened, Opener};
 
 /// After this time the opener's client gets the error that the backing does not answer. The opening goes on, and the next
@@ -53,32 +53,80 @@ impl Opening {
 /// opener has room for: disks that are to be served come first.
 const MOST_TRIALS: usize = 8;
 
-/// A backing that is only opened to see whether that is possible: its number, and who wants to know.
-pub(super) type Trial = (u64, oneshot::Sender<Result<(), String>>);
+/// Most of them that one volume has while its storage does not answer: others are to be looked at as well. More than one, because
+/// a single file may be at fault.
+const MOST_HANGING: usize = 2;
+
+/// A storage that has not opened a file after this long does not answer.
+const HANGS: Duration = Duration::from_secs(1);
+
+/// A disk's backing that is only opened to see whether that is possible.
+pub(super) struct Trial {
+    number: u64,
+    disk: String,
+    backing: BackingKind,
+    /// What is checked when it is opened: its volume, size and block size.
+    checks: Checks,
+    since: Nanos,
+    /// Who wants to know.
+    waiting: Vec<oneshot::Sender<Result<(), Unopened>>>,
+}
+
+type Checks = (Option<u64>, Option<u64>, Option<u32>);
 
 impl Turning {
-    /// Opens a backing, and closes it again.
+    /// Opens a backing, and closes it again. Joins an earlier trial that goes on, whether or not anybody waits for it.
     pub(super) fn try_open(
         &mut self,
-        backing: &BackingKind,
+        disk: String,
+        backing: BackingKind,
         options: BackingOptions,
-        done: oneshot::Sender<Result<(), String>>,
+        done: oneshot::Sender<Result<(), Unopened>>,
     ) {
-        if self.trials.len() >= MOST_TRIALS {
-            let reason = format!("{MOST_TRIALS} backings are being looked at and do not answer");
-            return answer(done, Err(reason));
+        let checks = (options.volume, options.size, options.logical_block);
+        let same =
+            |trial: &&mut Trial| (&trial.disk, &trial.backing, trial.checks) == (&disk, &backing, checks);
+        if let Some(earlier) = self.trials.iter_mut().find(same) {
+            earlier.waiting.retain(|waiting| !waiting.is_closed());
+            earlier.waiting.push(done);
+            return;
+        }
+        let since = self.reactor.now();
+        if let Err(refused) = self.has_room_for_trial(options.volume, since) {
+            return answer(done, Err(refused));
         }
         self.last_opening += 1;
-        match self.opener.start(self.last_opening, backing, options) {
-            Ok(()) => self.trials.push((self.last_opening, done)),
-            Err(reason) => answer(done, Err(reason)),
+        let number = self.last_opening;
+        match self.opener.start(number, &backing, options) {
+            Ok(()) => {
+                let waiting = vec![done];
+                self.trials.push(Trial { number, disk, backing, checks, since, waiting });
+            }
+            Err(reason) => answer(done, Err(Unopened::Fails(reason))),
         }
     }
 
+    fn has_room_for_trial(&self, volume: Option<u64>, now: Nanos) -> Result<(), Unopened> {
+        let hang =
+            |trial: &&Trial| volume.is_some() && trial.checks.0 == volume && trial.since + HANGS <= now;
+        let hanging = self.trials.iter().filter(hang).count();
+        if hanging >= MOST_HANGING {
+            let reason = format!("its volume does not answer: {hanging} other files of it are being opened");
+            return Err(Unopened::Fails(reason));
+        }
+        if self.trials.len() >= MOST_TRIALS {
+            let reason = format!("{MOST_TRIALS} other backings are being looked at and have not answered");
+            return Err(Unopened::Busy(reason));
+        }
+        Ok(())
+    }
+
     fn end_trial(&mut self, opened: Opened) {
-        if let Some(index) = self.trials.iter().position(|(number, _)| *number == opened.number) {
-            let (_, done) = self.trials.swap_remove(index);
-            answer(done, opened.result.as_ref().map(drop).map_err(Clone::clone));
+        if let Some(index) = self.trials.iter().position(|trial| trial.number == opened.number) {
+            let outcome = opened.result.as_ref().map(drop).map_err(|error| Unopened::Fails(error.clone()));
+            for waiting in self.trials.swap_remove(index).waiting {
+                answer(waiting, outcome.clone());
+            }
         }
         Opener::discard(opened);
     }
