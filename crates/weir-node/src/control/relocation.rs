@@ -402,7 +402,8 @@ mod tests {
             "the disk is tried, whatever the node"
         );
         assert_eq!(end(&mut moves, "d0", later), None, "the operator knows");
-        assert!(moves.unfit(&mine(), later).is_empty());
+        let unfit = moves.unfit(&mine(), later);
+        assert!(!is_unfit(&unfit, "d0", "b"), "{unfit:?}");
         // It is not wanted for a while, because no node can have it.
         assert!(moves.begin(Vec::new(), &mine(), later).is_empty());
         assert_eq!(end(&mut moves, "d0", later), None, "the operator knows still");
