@@ -218,6 +218,10 @@ async fn backings_that_hang_leave_room_to_look_at_others() {
     DirVolume::open(rig.directory.path()).unwrap().identify(7).unwrap();
     let ill = ["ill0", "ill1", "ill2"].map(|name| rig.disk(name));
     let withheld = ill.each_ref().map(|disk| Withheld::new(&rig.path(&disk.disk)));
+    #[expect(
+        clippy::async_yields_async,
+        reason = "the question is sent now, and its answer awaited later or never"
+    )]
     let look = async |disk: &OpenDisk, volume| {
         let (answer, answered) = oneshot::channel();
         let options = Box::new(BackingOptions { volume, ..BackingOptions::default() });
