@@ -25,7 +25,7 @@ const EMPTIED: Duration = Duration::from_secs(40);
 
 /// A drain does not try again for so long to close a disk that could not be made ready for that: each try takes its guest the
 /// write-back, or holds its clients, for seconds.
-const CLOSED_AGAIN: Duration = Duration::from_secs(60);
+const CLOSED_AGAIN: Duration = Duration::from_secs(20);
 
 /// Pause between two looks at what a disk has at its backing.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
