@@ -8,39 +8,57 @@ use std::time::Duration;
 use crate::records::{DiskRecord, Mode, NodeRecord, NodeRef, Policy, Spread};
 use crate::right::MAX_GUARDS;
 
-/// The time that each candidate has to claim a disk without an owner before the next one may, too. A claim takes one event of the
-/// registry, a look at the storage, which is given up after 3 s, and one change of the record: so long, only a process that hangs and
-/// keeps its lease takes. Guests wait meanwhile, so not longer. A claim that comes late after all meets the compare-and-swap.
+/// The time that each candidate has to claim a disk without an owner, or to take over one whose owner is gone, before the next one may,
+/// too. A claim takes one event of the registry, a look at the storage, which is given up after 3 s, and one change of the record: so
+/// long, only a process that hangs and keeps its lease takes. Guests wait meanwhile, so not longer. A claim that comes late after all
+/// meets the compare-and-swap.
 pub const CLAIMED_WITHIN: Duration = Duration::from_secs(5);
+
+/// The number of candidates that may claim a disk, or take it over, when nobody has done so for the time `vacant`.
+fn turns(vacant: Duration) -> usize {
+    let passed = vacant.as_nanos() / CLAIMED_WITHIN.as_nanos();
+    usize::try_from(passed).unwrap_or(usize::MAX).saturating_add(1)
+}
 
 /// The nodes with a valid lease, by name.
 pub type Live = BTreeMap<String, NodeRecord>;
 
-/// The successor for `record`. In write-back: the first replica whose copy exists (in the same process, or on the same flash),
-/// preferably on a node that still offers the disk's medium; then the owner's node when its copy has come back with its flash. In
-/// write-through: any live node, a different one for each disk. A takeover is a rescue: a `barred` node comes after all others, and
-/// not never. `None` while the owner is alive, without an owner, and without a candidate.
+/// The processes that may take over `record`, when nobody has done so for the time `vacant`: first the best one, after each
+/// [`CLAIMED_WITHIN`] one more. Nodes whose clocks differ do not agree on who is `barred`, and each could wait for another; or the first
+/// one hangs.
+///
+/// In write-back: the replicas whose copies exist (in the same process, or on the same flash), those first whose nodes still offer the
+/// disk's medium; then the owner's node when its copy has come back with its flash. In write-through: the live nodes, another one first
+/// for each disk. A takeover is a rescue: a `barred` node comes after all others, and not never. Empty while the owner is alive, without
+/// an owner, and without a candidate.
 #[must_use]
-pub fn successor(record: &DiskRecord, live: &Live, barred: &BTreeSet<String>) -> Option<NodeRef> {
-    let owner = record.owner.as_ref()?;
+pub fn successors(
+    record: &DiskRecord,
+    live: &Live,
+    barred: &BTreeSet<String>,
+    vacant: Duration,
+) -> Vec<NodeRef> {
+    let Some(owner) = &record.owner else { return Vec::new() };
     if live.get(&owner.node).is_some_and(|now| now.incarnation == owner.incarnation) {
-        return None;
+        return Vec::new();
     }
     let holder = |copy: &NodeRef| {
         let process = live.get(&copy.node).map(NodeRecord::node_ref);
         process.filter(|process| record.counts(copy, process))
     };
-    match record.mode {
+    let mut candidates = match record.mode {
         Mode::WriteBack => {
-            let holders = || record.replicas.iter().filter_map(holder);
+            let mut holders: Vec<NodeRef> = record.replicas.iter().filter_map(holder).collect();
             // A node whose medium has failed could only drain the log.
             let keeps = |node: &NodeRef| live.get(&node.node).is_some_and(|node| node.offers(record.medium));
-            let free = |node: &NodeRef| keeps(node) && !barred.contains(&node.node);
-            let best = holders().find(free).or_else(|| holders().find(keeps));
-            best.or_else(|| holders().next()).or_else(|| holder(owner))
+            holders.sort_by_key(|node| Reverse((keeps(node), !barred.contains(&node.node))));
+            holders.extend(holder(owner));
+            holders
         }
-        Mode::WriteThrough => rescuers(record, live, barred).into_iter().next(),
-    }
+        Mode::WriteThrough => rescuers(record, live, barred),
+    };
+    candidates.truncate(turns(vacant));
+    candidates
 }
 
 /// The live nodes, in the order in which they would take over `record` in write-through. A node without room could not open it; when
@@ -54,7 +72,7 @@ fn rescuers(record: &DiskRecord, live: &Live, barred: &BTreeSet<String>) -> Vec<
     nodes.into_iter().map(NodeRecord::node_ref).collect()
 }
 
-/// The processes that may claim a disk without an owner, if any are to, when nobody has claimed it for the time `unclaimed`: first
+/// The processes that may claim a disk without an owner, if any are to, when nobody has claimed it for the time `vacant`: first
 /// the heir that the record names or, when that is gone, the node that would take the disk over from it; after each
 /// [`CLAIMED_WITHIN`] one more: a process that is up may hang, or not be able to open the disk. A `barred` node comes after all others
 /// with room, and not never: it may be the only one that can open the disk. It does not pass the disk on to a process that hangs: it
@@ -64,14 +82,13 @@ pub fn claimants(
     record: &DiskRecord,
     live: &Live,
     barred: &BTreeSet<String>,
-    unclaimed: Duration,
+    vacant: Duration,
 ) -> Vec<NodeRef> {
     let Some(heir) = record.heir.as_ref().filter(|_| record.owner.is_none()) else { return Vec::new() };
     let mut candidates = rescuers(record, live, barred);
     // The sort is stable: the others keep their order.
     candidates.sort_by_key(|candidate| candidate != heir);
-    let passed = unclaimed.as_nanos() / CLAIMED_WITHIN.as_nanos();
-    candidates.truncate(usize::try_from(passed).unwrap_or(usize::MAX).saturating_add(1));
+    candidates.truncate(turns(vacant));
     candidates
 }
 
@@ -336,6 +353,12 @@ mod tests {
 
     fn names(nodes: &[NodeRef]) -> Vec<&str> {
         nodes.iter().map(|node| &*node.node).collect()
+    }
+
+    fn successor(record: &DiskRecord, live: &Live, barred: &BTreeSet<String>) -> Option<NodeRef> {
+        let mut first = successors(record, live, barred, Duration::ZERO);
+        assert!(first.len() <= 1, "one process takes over: {first:?}");
+        first.pop()
     }
 
     fn disk(name: &str, policy: Policy) -> DiskRecord {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use weir_accel::Former;
 use weir_block::Nanos;
 use weir_cluster::ownership::{Gone, OwnerGone};
-use weir_cluster::placement::{Live, claimants, successor};
+use weir_cluster::placement::{Live, claimants, successors};
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef};
 
 /// The local state of the disk.
@@ -53,8 +53,8 @@ pub struct Situation<'a> {
     pub owner_stopped: bool,
     /// Since when this node has seen the owner without a lease.
     pub owner_gone_since: Option<Nanos>,
-    /// Since when this node has seen the disk without an owner, and with a process that is to claim it.
-    pub unclaimed_since: Option<Nanos>,
+    /// Since when this node has seen that another process has to claim the disk or to take it over, and that none does.
+    pub vacant_since: Option<Nanos>,
     /// Now.
     pub now: Nanos,
     /// The time for which a silent owner may still have I/O in flight.
@@ -123,19 +123,24 @@ pub fn decide(record: Option<&DiskRecord>, situation: &Situation<'_>) -> Decisio
     }
 }
 
+impl Situation<'_> {
+    fn vacant(&self) -> Duration {
+        self.vacant_since.map_or(Duration::ZERO, |since| self.now - since)
+    }
+}
+
 fn may_claim(record: &DiskRecord, situation: &Situation<'_>) -> bool {
-    let unclaimed = situation.unclaimed_since.map_or(Duration::ZERO, |since| situation.now - since);
-    claimants(record, situation.live, situation.barred, unclaimed).contains(situation.me)
+    claimants(record, situation.live, situation.barred, situation.vacant()).contains(situation.me)
 }
 
 /// The owner is gone. Is it for this node to act, and may it already?
 fn succeed(record: &DiskRecord, owner: &NodeRef, situation: &Situation<'_>) -> Decision {
     let Situation { me, live, barred, has_copy, .. } = *situation;
-    let next = successor(record, live, barred);
-    if record.mode == Mode::WriteBack && next.is_none() {
+    let next = successors(record, live, barred, situation.vacant());
+    if record.mode == Mode::WriteBack && next.is_empty() {
         return Decision::Unavailable(lost_copies(record, owner));
     }
-    if next.as_ref() != Some(me) {
+    if !next.contains(me) {
         return Decision::Nothing;
     }
     let evidence = evidence(owner, situation);
@@ -262,7 +267,7 @@ mod tests {
         has_copy: bool,
         stopped: bool,
         gone_since: Option<Nanos>,
-        unclaimed_since: Option<Nanos>,
+        vacant_since: Option<Nanos>,
     }
 
     impl Case {
@@ -275,7 +280,7 @@ mod tests {
                 has_copy: false,
                 stopped: false,
                 gone_since: None,
-                unclaimed_since: None,
+                vacant_since: None,
             }
         }
         fn decide(&self, record: Option<&DiskRecord>) -> Decision {
@@ -287,7 +292,7 @@ mod tests {
                 has_copy: self.has_copy,
                 owner_stopped: self.stopped,
                 owner_gone_since: self.gone_since,
-                unclaimed_since: self.unclaimed_since,
+                vacant_since: self.vacant_since,
                 now: NOW,
                 fence_grace: GRACE,
             };
@@ -307,6 +312,12 @@ mod tests {
         assert_eq!(Case::of("b", &["b", "c"]).decide(Some(&record)), take_over);
         assert_eq!(Case::of("c", &["b", "c"]).decide(Some(&record)), Decision::Nothing);
         assert_eq!(Case::of("c", &["c"]).decide(Some(&record)), take_over);
+        // The first one is up, and does not act.
+        let mut other = Case::of("c", &["b", "c"]);
+        other.vacant_since = Some(Nanos(NOW.0 - CLAIMED_WITHIN.as_nanos() as u64 + 1));
+        assert_eq!(other.decide(Some(&record)), Decision::Nothing);
+        other.vacant_since = Some(Nanos(NOW.0 - CLAIMED_WITHIN.as_nanos() as u64));
+        assert_eq!(other.decide(Some(&record)), take_over);
     }
 
     #[test]
@@ -407,9 +418,9 @@ mod tests {
         }
         // The heir is up, and does not claim it.
         let mut other = Case::of("a", &["a", "b"]);
-        other.unclaimed_since = Some(Nanos(NOW.0 - CLAIMED_WITHIN.as_nanos() as u64 + 1));
+        other.vacant_since = Some(Nanos(NOW.0 - CLAIMED_WITHIN.as_nanos() as u64 + 1));
         assert_eq!(other.decide(Some(&record)), Decision::Nothing);
-        other.unclaimed_since = Some(Nanos(NOW.0 - CLAIMED_WITHIN.as_nanos() as u64));
+        other.vacant_since = Some(Nanos(NOW.0 - CLAIMED_WITHIN.as_nanos() as u64));
         assert_eq!(other.decide(Some(&record)), Decision::Claim);
         let free = DiskRecord { heir: None, ..record };
         assert_eq!(Case::of("b", &["a", "b"]).decide(Some(&free)), Decision::Nothing, "closed stays closed");

@@ -252,7 +252,7 @@ impl Operations {
             has_copy: true,
             owner_stopped: self.node.records.has_stopped(owner),
             owner_gone_since: None,
-            unclaimed_since: None,
+            vacant_since: None,
             now: Nanos::now(),
             fence_grace: self.node.config.lease.fence_grace.0,
         };

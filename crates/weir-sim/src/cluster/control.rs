@@ -425,7 +425,7 @@ impl Cluster {
             has_copy: self.has_copy(process),
             owner_stopped: owner.is_some_and(|owner| self.has_stopped(owner)),
             owner_gone_since,
-            unclaimed_since: None,
+            vacant_since: None,
             now,
             fence_grace: FENCE_GRACE,
         };

@@ -131,7 +131,7 @@ impl DiskTask {
             has_copy,
             owner_stopped: self.node.records.has_stopped(&owner),
             owner_gone_since: self.owner_gone.as_ref().map(|(_, since)| *since),
-            unclaimed_since: None,
+            vacant_since: None,
             now: Nanos::now(),
             fence_grace: self.node.config.lease.fence_grace.0,
         };

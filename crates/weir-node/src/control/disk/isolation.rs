@@ -38,6 +38,10 @@ impl DiskTask {
         let others = async move { hearing::others_hear(&asked.0, &asked.1).await };
         let heard = grants::hears(&node, record) || asks && self.meanwhile(others).await.unwrap_or(false);
         let left = left(heard)?;
+        // Once it is over, the best process comes first.
+        if let Some(vacant) = &mut self.vacant {
+            vacant.since = Nanos::now();
+        }
         Some(Nanos::now() + left.min(node.rights.renewal()))
     }
 }

@@ -58,6 +58,23 @@ enum Came {
     Closed,
 }
 
+/// No living process owns a disk, and another one has to.
+struct Vacant {
+    /// The owner that is gone. `None`: the disk has none, and an heir.
+    owner: Option<NodeRef>,
+    epoch: u64,
+    /// This task has seen it since then.
+    since: Nanos,
+}
+
+impl Vacant {
+    /// The time at which one more process may act.
+    fn next_turn(&self, now: Nanos) -> Nanos {
+        let passed = (now - self.since).as_nanos() / CLAIMED_WITHIN.as_nanos();
+        self.since + CLAIMED_WITHIN * u32::try_from(passed + 1).unwrap_or(u32::MAX)
+    }
+}
+
 /// The task's state.
 struct DiskTask {
     name: String,
@@ -74,8 +91,8 @@ struct DiskTask {
     /// Nothing is tried before this.
     retry_at: Option<Nanos>,
     owner_gone: Option<(NodeRef, Nanos)>,
-    /// The epoch in which the disk has no owner and an heir, and since when this task has seen that.
-    unclaimed: Option<(u64, Nanos)>,
+    /// The disk is another process's to claim, or to take over.
+    vacant: Option<Vacant>,
     formers: Formers,
     /// The processes that this owner is connected to, by the name of their node.
     connected: HashMap<String, NodeRef>,
@@ -143,7 +160,7 @@ impl DiskTask {
             arrival: None,
             retry_at: None,
             owner_gone: None,
-            unclaimed: None,
+            vacant: None,
             formers: Formers::default(),
             connected: HashMap::new(),
             filled: BTreeSet::new(),
@@ -302,7 +319,7 @@ impl DiskTask {
         let decision = {
             let live = self.node.records.nodes.now();
             self.track_owner(record.as_ref(), now);
-            self.track_heir(record.as_ref(), now);
+            self.track_vacancy(record.as_ref(), now);
             let owner = record.as_ref().and_then(|record| record.owner.as_ref());
             decide(
                 record.as_ref(),
@@ -314,7 +331,7 @@ impl DiskTask {
                     has_copy,
                     owner_stopped: owner.is_some_and(|owner| self.node.records.has_stopped(owner)),
                     owner_gone_since: self.owner_gone.as_ref().map(|(_, since)| *since),
-                    unclaimed_since: self.unclaimed.map(|(_, since)| since),
+                    vacant_since: self.vacant.as_ref().map(|vacant| vacant.since),
                     now,
                     fence_grace: self.node.config.lease.fence_grace.0,
                 },
@@ -323,11 +340,8 @@ impl DiskTask {
         if let Some(until) = self.held_until(&decision, record.as_ref()).await {
             return Some(until);
         }
-        // Its heir may not claim it, and then nothing wakes this task.
-        let next_turn = self.unclaimed.map(|(_, since)| {
-            let passed = (now - since).as_nanos() / CLAIMED_WITHIN.as_nanos();
-            since + CLAIMED_WITHIN * u32::try_from(passed + 1).unwrap_or(u32::MAX)
-        });
+        // Whose turn it is may do nothing, and then nothing wakes this task.
+        let next_turn = self.vacant.as_ref().map(|vacant| vacant.next_turn(now));
         [self.carry_out(decision, record).await, next_turn].into_iter().flatten().min()
     }
 
@@ -482,13 +496,22 @@ impl DiskTask {
         }
     }
 
-    fn track_heir(&mut self, record: Option<&DiskRecord>, now: Nanos) {
-        let passed_on = record.filter(|record| record.owner.is_none() && record.heir.is_some());
-        // Nobody can claim it while the registry is away, and then the heir comes first again.
+    fn track_vacancy(&mut self, record: Option<&DiskRecord>, now: Nanos) {
+        let live = self.node.records.nodes.now();
+        let is_vacant = |record: &&DiskRecord| match &record.owner {
+            Some(owner) => !is_live(&live, owner),
+            None => record.heir.is_some(),
+        };
+        // Nobody can claim it while the registry is away, and then the first one comes first again.
         let is_away = *self.node.session.state().borrow() == SessionState::Unconfirmed;
-        self.unclaimed = passed_on.map(|record| match self.unclaimed {
-            Some(known) if known.0 == record.epoch && !is_away => known,
-            _ => (record.epoch, now),
+        let before = self.vacant.take().filter(|_| !is_away);
+        self.vacant = record.filter(is_vacant).map(|record| {
+            let (owner, epoch) = (record.owner.clone(), record.epoch);
+            before.filter(|before| (&before.owner, before.epoch) == (&owner, epoch)).unwrap_or(Vacant {
+                owner,
+                epoch,
+                since: now,
+            })
         });
     }
 

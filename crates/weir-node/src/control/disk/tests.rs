@@ -436,10 +436,35 @@ async fn a_disk_that_its_heir_does_not_claim_is_claimed_after_a_while() {
         if stops {
             node.here.stop();
         }
-        let since = &mut task.unclaimed.as_mut().unwrap().1;
+        let since = &mut task.vacant.as_mut().unwrap().since;
         *since = Nanos(since.0 - CLAIMED_WITHIN.as_nanos() as u64);
         task.reconcile().await;
         // A node that stops would close it again.
         assert_eq!(owner().await, (!stops).then(|| NodeRef::new("a", 1)));
     }
+}
+
+/// The node that comes first may hang, or take this one for the first, because their clocks differ and a quarantine has an end.
+#[tokio::test]
+async fn a_disk_that_the_first_replica_does_not_take_over_is_taken_over_after_a_while() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let registry = node.registry.clone();
+    let _first = NodeSession::start(registry, record_of("b"), SessionConfig::default()).await.unwrap();
+    node.records.nodes.changes().wait_for(|live| live.contains_key("b")).await.unwrap();
+    disk_of_a(&node, |record| {
+        record.owner = Some(NodeRef::new("z", 1));
+        (record.mode, record.replicas) = (Mode::WriteBack, vec![NodeRef::new("b", 1), NodeRef::new("a", 1)]);
+    })
+    .await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    let owner = async || DiskRecord::of(&change::read(&*node.registry, "d").await.unwrap().0).unwrap().owner;
+    let wakes = task.reconcile().await.expect("nothing else wakes it");
+    assert!(wakes <= Nanos::now() + CLAIMED_WITHIN, "{wakes:?}");
+    assert_eq!(owner().await, Some(NodeRef::new("z", 1)), "it is for b to act");
+    let since = &mut task.vacant.as_mut().unwrap().since;
+    *since = Nanos(since.0 - CLAIMED_WITHIN.as_nanos() as u64);
+    task.reconcile().await;
+    assert_eq!(owner().await, Some(NodeRef::new("a", 1)));
 }

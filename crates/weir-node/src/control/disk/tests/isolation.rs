@@ -63,7 +63,13 @@ async fn a_takeover_waits_for_no_owner_of_another_epoch_and_none_that_has_stoppe
     node.rights.hear(&key, "b", record.epoch - 1);
     assert_eq!(task.held_until(&silent, Some(&record)).await, None, "an owner of an earlier epoch");
     node.rights.hear(&key, "b", record.epoch);
+    let long_ago = Nanos(Nanos::now().0 - 60_000_000_000);
+    task.vacant = Some(Vacant { owner: Some(owner.clone()), epoch: record.epoch, since: long_ago });
     assert!(task.held_until(&silent, Some(&record)).await.is_some());
+    assert!(
+        task.vacant.as_ref().unwrap().since > long_ago,
+        "the best process comes first once nobody hears it"
+    );
     assert_eq!(task.held_until(&stopped, Some(&record)).await, None, "it is known to have ended");
     assert_eq!(task.held_until(&Decision::Nothing, Some(&record)).await, None);
     let long_gone = Nanos(Nanos::now().0.saturating_sub(node.rules.resiliency_period.as_nanos() as u64));
