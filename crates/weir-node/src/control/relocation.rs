@@ -48,6 +48,8 @@ struct Stays {
 /// Where a move fails.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Obstacle {
+    /// It is not to move any more.
+    Over,
     /// At the disk, whoever is to have it.
     Disk,
     /// The node that is to have the disk cannot open it.
@@ -108,7 +110,11 @@ async fn move_disk(node: &Arc<Node>, tasks: &Tasks, disk: &str, to: NodeRef, why
         NotAgreed::Silent(reason) => Stays { reason, at: Obstacle::Silent },
     })?;
     let moved = tasks.ask(disk, node, |done| Request::Move { to, why, done }).await;
-    moved.map_err(|error| Stays { reason: error.message, at: Obstacle::Disk })
+    let is_over = || why.leaves_barred() && !node.barred().contains(&node.config.name);
+    moved.map_err(|error| {
+        let at = if is_over() { Obstacle::Over } else { Obstacle::Disk };
+        Stays { reason: error.message, at }
+    })
 }
 
 /// The moves of this node's disks, and what is known of earlier ones.
@@ -186,12 +192,16 @@ impl Moves {
             self.unfit.insert((disk.to_owned(), to.to_owned()), now + CAME_BACK);
             return None;
         };
+        if at == Obstacle::Over {
+            self.tried.remove(disk);
+            return None;
+        }
         let tried = self.tried.entry(disk.to_owned()).or_default();
         let (pause, is_new) = tried.failures.entry(to.to_owned()).or_default().failed(&reason);
         tried.again = now + pause;
         tried.unable = (at != Obstacle::Disk).then(|| to.to_owned());
         match at {
-            Obstacle::Disk => {}
+            Obstacle::Disk | Obstacle::Over => {}
             Obstacle::Unfit => drop(self.unfit.insert((disk.to_owned(), to.to_owned()), now + UNFIT)),
             Obstacle::Silent => drop(self.silent.insert(to.to_owned(), now + UNFIT)),
         }

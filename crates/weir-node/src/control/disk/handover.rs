@@ -36,6 +36,13 @@ const ANSWER: Duration = Duration::from_secs(1);
 /// Longest time for the writes that are on their way to the backing, and for replicas to answer.
 const HOLD: Duration = Duration::from_secs(5);
 
+/// The process that is to have the disk or a copy of its log, and why.
+#[derive(Clone, Copy)]
+pub(super) struct Goal<'a> {
+    pub to: &'a NodeRef,
+    pub why: Why,
+}
+
 impl DiskTask {
     /// Gives the disk to `to`. Returns how many bytes were dirty when it changed hands.
     pub(super) async fn move_to(&mut self, to: &NodeRef, why: Why) -> Result<u64, ApiError> {
@@ -49,7 +56,7 @@ impl DiskTask {
             // Closing it would be for as long as the registry is away (P12).
             self.check_registry().await?;
             // No node holds a copy of the log for the successor: it has to start from the backing.
-            let passed_on = match self.settle_to_close(&record, to).await {
+            let passed_on = match self.settle_to_close(&record, Goal { to, why }).await {
                 Ok(()) => self.pass_on(to, why).await,
                 Err(error) => Err(error),
             };
@@ -62,7 +69,7 @@ impl DiskTask {
             self.event("moved", format!("from {} to {}, 0 bytes dirty", self.me.node, to.node));
             return Ok(0);
         }
-        let moved = match self.prepare(to).await {
+        let moved = match self.prepare(Goal { to, why }).await {
             Ok(()) => self.hand_over(to, why).await,
             Err(error) => Err(error),
         };
@@ -92,9 +99,14 @@ impl DiskTask {
         Err(ApiError::new(ApiErrorKind::Refused, message))
     }
 
-    /// Whether `to` lives and takes disks.
-    fn check_target(&self, to: &NodeRef) -> Result<(), ApiError> {
+    /// Whether the target lives and takes disks, and the disk is to move still: a node that takes disks again keeps its own.
+    fn check_goal(&self, Goal { to, why }: Goal<'_>) -> Result<(), ApiError> {
         self.check_takes_disks(&to.node)?;
+        if why.leaves_barred() && !self.node.barred().contains(&self.me.node) {
+            let message =
+                format!("disk {} stays on {}, which takes disks again by now", self.name, self.me.node);
+            return Err(ApiError::new(ApiErrorKind::Refused, message));
+        }
         if is_live(&self.node.records.nodes.now(), to) {
             return Ok(());
         }
@@ -168,7 +180,7 @@ impl DiskTask {
         }
         // A strict policy is kept to the last: its set changes when the disk moves, and not for as long as it is followed.
         if to.is_some() && has_copies(&record) && !record.policy.is_strict() {
-            let filled = self.fill(to).await;
+            let filled = self.fill(to.map(|to| Goal { to, why: Why::Followed })).await;
             if filled.is_err() {
                 self.keep_successor().await;
             }
@@ -255,25 +267,25 @@ impl DiskTask {
         self.send(Command::Successor { disk: self.name.clone(), node }).await;
     }
 
-    /// Waits until `to` is in the replica set. `None`: no particular node has to be. Guests go on meanwhile.
-    async fn fill(&mut self, to: Option<&NodeRef>) -> Result<(), ApiError> {
+    /// Waits until the target is in the replica set. `None`: no particular node has to be. Guests go on meanwhile.
+    async fn fill(&mut self, goal: Option<Goal<'_>>) -> Result<(), ApiError> {
         let disk = self.name.clone();
-        let node = to.map(|to| to.node.clone());
+        let node = goal.map(|goal| goal.to.node.clone());
         self.send(Command::Successor { disk: disk.clone(), node }).await;
-        let Some(to) = to else { return Ok(()) };
-        let replica = to.clone();
-        let late = format!("cannot move to {}: it has no complete copy after {FILL:?}", to.node);
-        self.until(FILL, late, |record| record.is_replica(&replica), to).await
+        let Some(goal) = goal else { return Ok(()) };
+        let replica = goal.to.clone();
+        let late = format!("cannot move to {}: it has no complete copy after {FILL:?}", replica.node);
+        self.until(FILL, late, |record| record.is_replica(&replica), goal).await
     }
 
-    /// Waits until the record is as it should be, for so long at most; or until `to`, which it is for, is gone or takes no
-    /// disks. Guests go on meanwhile.
+    /// Waits until the record is as it should be, for so long at most; or until the goal that it is for is out of reach, or is none any
+    /// more. Guests go on meanwhile.
     async fn until(
         &mut self,
         limit: Duration,
         late: String,
         is_done: impl Fn(&DiskRecord) -> bool,
-        to: &NodeRef,
+        goal: Goal<'_>,
     ) -> Result<(), ApiError> {
         let unavailable = |message: String| Err(ApiError::new(ApiErrorKind::Unavailable, message));
         let (disk, deadline) = (self.name.clone(), Nanos::now() + limit);
@@ -283,7 +295,7 @@ impl DiskTask {
                 return unavailable(format!("another node owns disk {disk} by now"));
             }
             // It may have been drained since this began.
-            self.check_target(to)?;
+            self.check_goal(goal)?;
             if Nanos::now() >= deadline {
                 return unavailable(format!("disk {disk} {late}; it stays where it is"))
                     .map_err(|error| error.hint("`weir events` may say why"));
@@ -301,15 +313,15 @@ impl DiskTask {
 
     /// Has a disk without copies ready to be closed in a moment: its log empty, no request at its backing, and `to` and the registry
     /// there. Nothing of this is final, unlike the closing, which would last for as long as its storage does not answer.
-    async fn settle_to_close(&mut self, record: &DiskRecord, to: &NodeRef) -> Result<(), ApiError> {
+    async fn settle_to_close(&mut self, record: &DiskRecord, goal: Goal<'_>) -> Result<(), ApiError> {
         // In write-through there is nothing in the log, and members that are being filled go on being filled.
         if record.mode != Mode::WriteThrough {
-            self.empty(record, EMPTIED, to).await?;
+            self.empty(record, EMPTIED, goal).await?;
         }
         self.hold_clients().await?;
         self.await_backing().await?;
         // Both may have gone since this began, and a closed disk would wait for them (P12).
-        self.check_target(to)?;
+        self.check_goal(goal)?;
         self.check_registry().await?;
         if self.known()?.mode != Mode::WriteThrough {
             let message = format!("disk {} stays where it is: it has just become write-back", self.name);
@@ -356,30 +368,30 @@ impl DiskTask {
     }
 
     /// Destages the log of a disk without copies, while its guest goes on, and has it write-through from then on. After `limit`, or
-    /// when `to` does not take it any more, it is as before.
+    /// when it does not move any more, it is as before.
     pub(super) async fn empty(
         &mut self,
         record: &DiskRecord,
         limit: Duration,
-        to: &NodeRef,
+        goal: Goal<'_>,
     ) -> Result<(), ApiError> {
         self.set_empties(record, true).await;
         let late = format!("cannot be closed: its log is not empty after {limit:?}");
-        let emptied = self.until(limit, late, |record| record.mode == Mode::WriteThrough, to).await;
+        let emptied = self.until(limit, late, |record| record.mode == Mode::WriteThrough, goal).await;
         if let Err(error) = &emptied {
             self.set_empties(record, false).await;
             // Another target may do better than one that is gone.
-            if !self.is_taken() && self.check_target(to).is_ok() {
+            if !self.is_taken() && self.check_goal(goal).is_ok() {
                 self.not_ready = Some((Nanos::now() + CLOSED_AGAIN, error.clone()));
             }
         }
         emptied
     }
 
-    /// Waits until `to` is in the replica set and nothing is on its way to the backing. Guests go on meanwhile.
-    pub(super) async fn prepare(&mut self, to: &NodeRef) -> Result<(), ApiError> {
+    /// Waits until the target is in the replica set and nothing is on its way to the backing. Guests go on meanwhile.
+    pub(super) async fn prepare(&mut self, goal: Goal<'_>) -> Result<(), ApiError> {
         let disk = self.name.clone();
-        self.fill(Some(to)).await?;
+        self.fill(Some(goal)).await?;
         let deadline = Nanos::now() + HOLD;
         let hold = |done| Command::HoldDestage { disk: disk.clone(), done };
         let late = || {
@@ -390,7 +402,8 @@ impl DiskTask {
             false => (Nanos::now() >= deadline).then(late),
         };
         let held = self.ask_until(hold, Some(deadline), over).await;
-        held.map_err(|reason| ApiError::new(ApiErrorKind::Unavailable, reason))
+        held.map_err(|reason| ApiError::new(ApiErrorKind::Unavailable, reason))?;
+        self.check_goal(goal)
     }
 
     pub(super) async fn hand_over(&mut self, to: &NodeRef, why: Why) -> Result<u64, ApiError> {

@@ -56,6 +56,11 @@ pub enum Why {
 }
 
 impl Why {
+    /// Whether the disk moves only because its node takes no disks at present.
+    pub(in crate::control) fn leaves_barred(self) -> bool {
+        matches!(self, Why::Drained | Why::Quarantined)
+    }
+
     /// The node that the disk returns to, given the one so far. `from`: the node that it leaves.
     pub(in crate::control) fn home(self, so_far: Option<String>, from: &str) -> Option<String> {
         match self {

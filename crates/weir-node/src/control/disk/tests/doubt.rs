@@ -221,7 +221,8 @@ async fn a_change_comes_to_its_end_though_a_move_is_given_up_meanwhile() {
     };
     inbox.send(Message::Notice(want)).await.unwrap();
     faults.loses.store(true, Ordering::Relaxed);
-    let error = task.prepare(&NodeRef::new("b", 1)).await.unwrap_err();
+    let error =
+        task.prepare(handover::Goal { to: &NodeRef::new("b", 1), why: Why::Requested }).await.unwrap_err();
     assert!(error.message.contains("stays where it is"), "{error}");
     assert_eq!(task.local, Local::Open { epoch: 4 }, "it was sent once more, and committed");
 }

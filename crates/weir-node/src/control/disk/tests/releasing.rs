@@ -200,7 +200,9 @@ async fn a_disk_without_replicas_is_emptied_before_it_is_closed() {
     task.local = Local::Open { epoch: 3 };
     let record = task.known().unwrap();
     let _b = neighbour(&node, "b").await;
-    let error = task.empty(&record, Duration::from_millis(300), &NodeRef::new("b", 1)).await.unwrap_err();
+    let b = NodeRef::new("b", 1);
+    let goal = handover::Goal { to: &b, why: Why::Requested };
+    let error = task.empty(&record, Duration::from_millis(300), goal).await.unwrap_err();
     assert!(error.message.contains("its log is not empty"), "{error}");
     let mut wanted = Vec::new();
     while wanted.len() < 2 {
@@ -225,6 +227,20 @@ async fn all_until(told: &mut mpsc::Receiver<String>, command: &str) -> Vec<Stri
     all
 }
 
+async fn drain(node: &Node, name: &str) {
+    let mut seen = node.records.changes();
+    let name = name.to_owned();
+    for event in [
+        node_state::Event::Present { node: name.clone() },
+        node_state::Event::Drain { node: name.clone(), fewer_copies: false },
+    ] {
+        node_states::change(node, &event, node.session.guard()).await.unwrap();
+    }
+    while !node.barred().contains(&name) {
+        seen.next().await;
+    }
+}
+
 /// Emptying takes up to 40 s, and nobody could open the disk that was closed for a node that is gone.
 #[tokio::test]
 async fn a_disk_is_emptied_for_a_node_that_lives_only() {
@@ -232,6 +248,7 @@ async fn a_disk_is_emptied_for_a_node_that_lives_only() {
     let (node, mut told) = node(directory.path()).await;
     disk_of_a(&node, |record| (record.policy, record.mode) = (Policy::WriteBack(0), Mode::WriteBack)).await;
     let session = neighbour(&node, "b").await;
+    drain(&node, "a").await;
     let (mut task, _inbox) = DiskTask::new("d", &node);
     task.local = Local::Open { epoch: 3 };
     let dies = async {
@@ -247,15 +264,16 @@ async fn a_disk_is_emptied_for_a_node_that_lives_only() {
     assert!(policy.contains("Some(0)"), "it is write-back again: {policy}");
 }
 
-/// P12: once it is closed, its guest waits for as long as nobody can own it.
+/// P12: once it is closed, its guest waits for as long as nobody can own it. A node that takes disks again keeps its own.
 #[tokio::test]
 async fn a_disk_is_closed_only_while_its_next_owner_and_the_registry_are_there() {
-    for case in ["gone", "drained", "registry"] {
+    for case in ["gone", "drained", "resumed", "registry"] {
         let directory = tempfile::tempdir().unwrap();
         let (faults, in_flight) = (Arc::new(RegistryFaults::default()), Arc::new(AtomicUsize::new(1)));
         let (node, mut told) = node_with(directory.path(), Arc::clone(&faults), Arc::clone(&in_flight)).await;
         disk_of_a(&node, |_| ()).await;
         let session = neighbour(&node, "b").await;
+        drain(&node, "a").await;
         let (mut task, _inbox) = DiskTask::new("d", &node);
         task.local = Local::Open { epoch: 3 };
         let changes = async {
@@ -268,15 +286,11 @@ async fn a_disk_is_closed_only_while_its_next_owner_and_the_registry_are_there()
                         seen.next().await;
                     }
                 }
-                "drained" => {
-                    let name = "b".to_owned();
-                    for event in [
-                        node_state::Event::Present { node: name.clone() },
-                        node_state::Event::Drain { node: name, fewer_copies: false },
-                    ] {
-                        node_states::change(&node, &event, node.session.guard()).await.unwrap();
-                    }
-                    while !node.barred().contains("b") {
+                "drained" => drain(&node, "b").await,
+                "resumed" => {
+                    let event = node_state::Event::Resume { node: "a".into() };
+                    node_states::change(&node, &event, node.session.guard()).await.unwrap();
+                    while node.barred().contains("a") {
                         seen.next().await;
                     }
                 }
@@ -292,6 +306,7 @@ async fn a_disk_is_closed_only_while_its_next_owner_and_the_registry_are_there()
         let reason = match case {
             "gone" => "it is gone",
             "drained" => "takes no disks",
+            "resumed" => "takes disks again",
             _ => "the registry does not answer",
         };
         assert!(error.message.contains(reason), "{case}: {error}");
