@@ -11,12 +11,13 @@ use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
 use weir_block::Nanos;
-use weir_cluster::records::DiskRecord;
+use weir_cluster::records::{DiskRecord, NodeRef};
 use weir_cluster::right::EPOCH_LEAD;
 use weir_cluster::view::Seen;
 use weir_task::JoinHandle;
 
 use super::change::ChangeError;
+use super::rights::answers::Place;
 use super::rights::key;
 use super::rights::wire::{Answer, Ask, FrameError, MOST_ENTRIES, Question, Refused, Verdict};
 use super::{Node, change};
@@ -46,8 +47,10 @@ pub fn places() -> Arc<Places> {
 pub async fn run(node: Arc<Node>) {
     let mut session = node.session.leased();
     let (mut disks, mut learned) = (node.records.disks.changes(), node.records.learned());
+    let mut nodes = node.records.nodes.changes();
     let mut askers: BTreeMap<String, JoinHandle<()>> = BTreeMap::new();
     loop {
+        node.rights.answers.learn(&nodes.borrow_and_update());
         node.rights.on_session(*session.borrow_and_update());
         end_taken(&node);
         askers.retain(|_, asker| !asker.is_finished());
@@ -61,15 +64,23 @@ pub async fn run(node: Arc<Node>) {
             changed = session.changed() => if changed.is_err() { return },
             changed = disks.changed() => if changed.is_err() { return },
             changed = learned.changed() => if changed.is_err() { return },
+            changed = nodes.changed() => if changed.is_err() { return },
             () = node.rights.hurry.notified() => {}
-            () = weir_task::sleep(node.rights.renewal()) => {
-                let known = node.records.disks.now();
-                let kept: BTreeSet<String> = known.values().map(key).collect();
-                let is_unreadable = |key: &str| known.is_unreadable(key.rsplit_once('/').unwrap_or((key, "")).0);
-                node.rights.forget(|key| kept.contains(key) || is_unreadable(key));
-            }
+            () = weir_task::sleep(node.rights.renewal()) => forget(&node),
         }
     }
+}
+
+/// Forgets the grants of disks that are gone, and the places of nodes that are gone and have no part in any disk.
+fn forget(node: &Node) {
+    let known = node.records.disks.now();
+    let kept: BTreeSet<String> = known.values().map(key).collect();
+    let is_unreadable = |key: &str| known.is_unreadable(key.rsplit_once('/').unwrap_or((key, "")).0);
+    node.rights.forget(|key| kept.contains(key) || is_unreadable(key));
+    let mut members = node.rights.members();
+    members.extend(known.values().flat_map(|record| record.grant_set().members().to_vec()));
+    let live = node.records.nodes.now();
+    node.rights.answers.forget(|name| live.exists(name) || members.contains(name));
 }
 
 /// A disk that the registry gives to another process ends here at once, whatever its task is waiting for (P2).
@@ -91,7 +102,8 @@ async fn ask_for_grants(node: Arc<Node>, member: String) {
     loop {
         let [granted, others] = node.rights.asked_of(&member);
         if granted.is_empty() && others.is_empty() {
-            return;
+            // What it left unanswered says nothing once it is not asked any more.
+            return node.rights.answers.start_over(&member);
         }
         let granted = granted.chunks(MOST_ENTRIES).map(|some| (some, true));
         for (some, granted) in granted.chain(others.chunks(MOST_ENTRIES).map(|some| (some, false))) {
@@ -101,12 +113,22 @@ async fn ask_for_grants(node: Arc<Node>, member: String) {
                 break;
             }
         }
+        let paused = Nanos::now();
         tokio::select! {
             biased;
             () = weir_task::sleep(pause) => {}
             () = node.rights.hurry.notified() => {}
         }
+        if was_away(paused, pause, pause) {
+            node.rights.answers.start_over(&member);
+        }
     }
+}
+
+/// Whether this node itself did not run for longer than `slack` in a wait that began at `since` and was to last `length` at most.
+/// What was not answered meanwhile says nothing of the others.
+fn was_away(since: Nanos, length: Duration, slack: Duration) -> bool {
+    Nanos::now() - since > length + slack
 }
 
 async fn renew(
@@ -116,18 +138,31 @@ async fn renew(
     asked: &[(String, u64)],
     granted: bool,
 ) -> Result<(), FrameError> {
-    let times = node.rights.times();
+    let (length, limit) = (node.rights.times().length, node.rights.answer_limit());
+    // The registry may not hear the member, and the member this node all the same.
+    let place = live(node, member).or_else(|| node.rights.answers.place(member)).ok_or_else(unknown)?;
     let sent = Nanos::now();
     let ask = async {
-        let open = match connection.take() {
+        let open = match connection.take().filter(|open| open.process == place.process) {
             Some(open) => open,
-            None => Connection::open(node, member).await?,
+            None => Connection::to(node, &place).await?,
         };
-        connection.insert(open).ask(Ask::Renew { length: times.length, granted }, asked).await
+        connection.insert(open).ask(Ask::Renew { length, granted }, asked).await
     };
-    let verdicts = weir_task::timeout(times.length / 2, ask).await.map_err(io::Error::from)??;
-    node.rights.answered(member, asked, &verdicts, sent);
-    Ok(())
+    let answer = weir_task::timeout(limit, ask).await.map_err(io::Error::from);
+    match answer.map_err(FrameError::from).flatten() {
+        Ok(verdicts) => {
+            node.rights.answered(member, asked, &verdicts, sent);
+            Ok(())
+        }
+        Err(error) => {
+            match was_away(sent, limit, node.rights.renewal()) {
+                true => node.rights.answers.start_over(member),
+                false => node.rights.answers.not_answered(&place.process, sent),
+            }
+            Err(error)
+        }
+    }
 }
 
 /// Has `member` seal `disk` for its owner in `epoch`. Returns the end of the member's last grant to a former owner.
@@ -162,23 +197,37 @@ pub fn hears(node: &Node, record: &DiskRecord) -> bool {
     is_member && node.rights.hears(&key(record), record.epoch)
 }
 
+/// The place of a member that the registry hears.
+fn live(node: &Node, member: &str) -> Option<Place> {
+    node.records.nodes.now().get(member).map(Place::from)
+}
+
+fn unknown() -> io::Error {
+    io::Error::other("the member is not in the cluster")
+}
+
 /// A connection to a member.
 pub(super) struct Connection {
+    process: NodeRef,
     stream: Box<dyn Duplex>,
     number: u64,
 }
 
 impl Connection {
+    /// To a member that the registry hears.
     pub(super) async fn open(node: &Node, member: &str) -> Result<Connection, FrameError> {
-        let record = node.records.nodes.now().get(member).cloned();
-        let record = record.ok_or_else(|| io::Error::other("the member is not in the cluster"))?;
+        Connection::to(node, &live(node, member).ok_or_else(unknown)?).await
+    }
+
+    async fn to(node: &Node, place: &Place) -> Result<Connection, FrameError> {
+        let process = place.process.clone();
         let greeting = Greeting {
             disk: String::new(),
             owner: node.config.name.clone(),
-            replica: record.node_ref(),
+            replica: process.clone(),
             purpose: Purpose::Grants,
         };
-        Ok(Connection { stream: node.network.open(record.peer_address, &greeting).await?, number: 0 })
+        Ok(Connection { process, stream: node.network.open(place.address, &greeting).await?, number: 0 })
     }
 
     pub(super) async fn ask(

@@ -1,5 +1,6 @@
 //! The rights of the disks that this node owns, and the grants that it has given to others.
 
+pub(super) mod answers;
 pub(super) mod heard;
 pub mod wire;
 
@@ -47,8 +48,6 @@ struct Inner {
     grants: Grants,
     /// By the key of the disk's grants.
     heard: BTreeMap<String, Heard>,
-    /// The last answer of each member that this node asks for grants.
-    answers: BTreeMap<String, Nanos>,
 }
 
 /// All rights and grants of one node. Every method returns at once.
@@ -63,6 +62,8 @@ pub struct Rights {
     asking: Mutex<BTreeMap<String, Arc<Semaphore>>>,
     /// What members have said of the owners that they hear.
     pub(super) heard: heard::Members,
+    /// Where members are, and which of them do not answer.
+    pub(super) answers: answers::Answers,
 }
 
 impl std::fmt::Debug for Rights {
@@ -76,13 +77,7 @@ impl Rights {
     #[must_use]
     pub fn new(times: GrantTimes, session: SessionLease, started: Nanos) -> Rights {
         let grants = Grants::new(started, times.length);
-        let inner = Inner {
-            session,
-            owned: BTreeMap::new(),
-            grants,
-            heard: BTreeMap::new(),
-            answers: BTreeMap::new(),
-        };
+        let inner = Inner { session, owned: BTreeMap::new(), grants, heard: BTreeMap::new() };
         let session = watch::Sender::new(session.number);
         Rights {
             times,
@@ -91,6 +86,7 @@ impl Rights {
             hurry: Notify::new(),
             asking: Mutex::default(),
             heard: heard::Members::default(),
+            answers: answers::Answers::default(),
         }
     }
 
@@ -219,8 +215,8 @@ impl Rights {
     /// Applies the verdicts of `member` on the question sent at `sent`.
     pub fn answered(&self, member: &str, asked: &[(String, u64)], verdicts: &[Verdict], sent: Nanos) {
         let received = Nanos::now();
+        self.answers.start_over(member);
         let mut inner = self.lock();
-        inner.answers.insert(member.to_owned(), received);
         for ((disk, epoch), verdict) in asked.iter().zip(verdicts) {
             let Some(owned) = inner.owned.get_mut(disk) else { continue };
             match verdict {
@@ -233,10 +229,17 @@ impl Rights {
         }
     }
 
-    /// The last answer of `member` to a question for grants, if it has ever answered one.
+    /// Longest time for the answer to one renewal.
     #[must_use]
-    pub fn answered_at(&self, member: &str) -> Option<Nanos> {
-        self.lock().answers.get(member).copied()
+    pub fn answer_limit(&self) -> Duration {
+        self.times.length / 2
+    }
+
+    /// How long a member of a set has to leave questions unanswered before it counts as silent. One answer that is late costs
+    /// [`Rights::answer_limit`] and a renewal, and must not suffice.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        self.answer_limit() + self.renewal() * 2
     }
 
     /// The time between two renewals of a grant.
