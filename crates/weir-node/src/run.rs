@@ -273,6 +273,7 @@ pub async fn run_with(
     let _ = std::fs::remove_file(node.config.api_socket());
     services.shutdown().await;
     ours.stop().await;
+    members::leave(&node).await;
     if !left.is_empty() {
         return Err(leave_behind(&node, left).await);
     }

@@ -77,9 +77,21 @@ async fn node_with(
     faults: Arc<RegistryFaults>,
     in_flight: Arc<AtomicUsize>,
 ) -> (Arc<Node>, mpsc::Receiver<String>) {
-    let registry: Arc<dyn Registry> = Arc::new(FaultyRegistry::open(directory, faults));
+    node_of(Arc::new(FaultyRegistry::open(directory, faults)), "a", in_flight).await
+}
+
+/// As [`node`], under another name, in a registry with others.
+pub(crate) async fn node_in(registry: Arc<dyn Registry>, name: &str) -> (Arc<Node>, mpsc::Receiver<String>) {
+    node_of(registry, name, Arc::new(AtomicUsize::new(1))).await
+}
+
+async fn node_of(
+    registry: Arc<dyn Registry>,
+    name: &str,
+    in_flight: Arc<AtomicUsize>,
+) -> (Arc<Node>, mpsc::Receiver<String>) {
     let session =
-        NodeSession::start(registry.clone(), record_of("a"), SessionConfig::default()).await.unwrap();
+        NodeSession::start(registry.clone(), record_of(name), SessionConfig::default()).await.unwrap();
     let (commands, mut queue) = mpsc::channel(16);
     let (told, heard) = mpsc::channel(64);
     tokio::spawn(async move {
@@ -127,7 +139,7 @@ async fn node_with(
         flash: None,
         rules: Rules::default(),
         rights,
-        config: Config::parse("name = \"a\"", std::path::Path::new("weir.toml")).unwrap(),
+        config: Config::parse(&format!("name = \"{name}\""), std::path::Path::new("weir.toml")).unwrap(),
         records: RegistryCopy::start(&registry).await.unwrap(),
         journal: Journal::start(Events::new(registry.clone(), session.node_ref())),
         registry,

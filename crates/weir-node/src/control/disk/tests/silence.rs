@@ -200,7 +200,9 @@ async fn after_a_pause_of_the_owner_the_patience_begins_anew() {
     sleep_until(Some(again + node.rights.renewal() * 2)).await;
     let again = task.settle_silent(&record).await.unwrap();
     assert!(again >= Nanos::now() + node.rights.patience() / 2, "the whole patience");
-    let told = told_within(node.rights.patience() * 2, &mut task, &record, &mut told).await;
+    let patience = node.rights.patience();
+    assert_eq!(told_within(patience / 2, &mut task, &record, &mut told).await, 0);
+    let told = told_within(patience * 2, &mut task, &record, &mut told).await;
     assert!(told > 0, "it was silent after the pause, too");
 }
 
