@@ -47,6 +47,8 @@ impl DiskTask {
     /// Gives the disk to `to`. Returns how many bytes were dirty when it changed hands.
     pub(super) async fn move_to(&mut self, to: &NodeRef, why: Why) -> Result<u64, ApiError> {
         let record = self.owned()?;
+        // Its target was asked first, and may have answered late.
+        self.check_reason(why)?;
         self.check_takes_disks(&to.node)?;
         self.check_follows(&record, to, why)?;
         self.check_file().await?;
@@ -99,14 +101,19 @@ impl DiskTask {
         Err(ApiError::new(ApiErrorKind::Refused, message))
     }
 
-    /// Whether the target lives and takes disks, and the disk is to move still: a node that takes disks again keeps its own.
-    fn check_goal(&self, Goal { to, why }: Goal<'_>) -> Result<(), ApiError> {
-        self.check_takes_disks(&to.node)?;
-        if why.leaves_barred() && !self.node.barred().contains(&self.me.node) {
-            let message =
-                format!("disk {} stays on {}, which takes disks again by now", self.name, self.me.node);
-            return Err(ApiError::new(ApiErrorKind::Refused, message));
+    /// Whether the disk is to move still: a node that takes disks again keeps its own.
+    fn check_reason(&self, why: Why) -> Result<(), ApiError> {
+        if !why.leaves_barred() || self.node.barred().contains(&self.me.node) {
+            return Ok(());
         }
+        let message = format!("disk {} stays on {}, which takes disks again by now", self.name, self.me.node);
+        Err(ApiError::new(ApiErrorKind::Refused, message))
+    }
+
+    /// Whether the disk is to move still, and the target lives and takes disks.
+    fn check_goal(&self, Goal { to, why }: Goal<'_>) -> Result<(), ApiError> {
+        self.check_reason(why)?;
+        self.check_takes_disks(&to.node)?;
         if is_live(&self.node.records.nodes.now(), to) {
             return Ok(());
         }

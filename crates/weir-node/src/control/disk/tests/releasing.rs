@@ -70,6 +70,7 @@ async fn a_disk_whose_backing_does_not_answer_is_not_closed_for_a_move() {
         let in_flight = Arc::new(AtomicUsize::new(in_flight));
         let (node, mut told) = node_with(directory.path(), Arc::default(), in_flight).await;
         let record = disk_of_a(&node, |_| ()).await;
+        drain(&node, "a").await;
         let (mut task, _inbox) = DiskTask::new("d", &node);
         task.local = Local::Open { epoch: 3 };
         let b = NodeRef::new("b", 1);
@@ -165,6 +166,7 @@ async fn a_disk_whose_file_is_gone_stays_whoever_moves_it() {
         let opened = OpenedFile::open(&path, &options).unwrap();
         node.here.insert(&record, opened.file());
         std::fs::remove_file(&path).unwrap();
+        drain(&node, "a").await;
         let (mut task, _inbox) = DiskTask::new("d", &node);
         task.local = Local::Open { epoch: 3 };
         let refused = task.move_to(&b, why).await.unwrap_err();
@@ -181,6 +183,7 @@ async fn a_disk_without_replicas_stays_open_while_the_registry_is_away() {
     let faults = Arc::new(RegistryFaults::default());
     let (node, mut told) = node_at(directory.path(), Arc::clone(&faults)).await;
     disk_of_a(&node, |_| ()).await;
+    drain(&node, "a").await;
     let (mut task, _inbox) = DiskTask::new("d", &node);
     task.local = Local::Open { epoch: 3 };
     faults.away.store(true, Ordering::Relaxed);
