@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weir_cluster::events::Events;
-use weir_cluster::placement::Live;
-use weir_cluster::records::{MemberRecord, Record, keys};
+use weir_cluster::records::{MemberRecord, NodeRecord, Record, keys};
 use weir_cluster::registry::{Compare, Expect, RegistryError, Transaction};
 use weir_cluster::view::Records;
 
@@ -46,7 +45,7 @@ pub async fn keep(node: Arc<Node>) {
 
 /// Writes what is not true in `known`, and tells of it. Each write takes a while, and others write meanwhile: a decision counts for
 /// the records that it was taken on.
-async fn look(node: &Node, live: &Live, known: &Records<MemberRecord>) {
+async fn look(node: &Node, live: &Records<NodeRecord>, known: &Records<MemberRecord>) {
     let me = myself(node);
     if known.get(&me.name) != Some(&me) {
         let since = known.get(&me.name).and_then(|before| before.down_since_unix_ms).map(rfc3339);
@@ -58,7 +57,7 @@ async fn look(node: &Node, live: &Live, known: &Records<MemberRecord>) {
         }
     }
     let up = known.values().filter(|member| member.down_since_unix_ms.is_none());
-    for gone in up.filter(|member| !live.contains_key(&member.name) && member.name != me.name) {
+    for gone in up.filter(|member| !live.exists(&member.name) && member.name != me.name) {
         // The two views are not of the same moment.
         let no_session = Compare { key: keys::session(&gone.name), expect: Expect::Absent };
         // One node's write succeeds, so the event comes once.

@@ -158,11 +158,33 @@ async fn renew(
         Err(error) => {
             match was_away(sent, limit, node.rights.renewal()) {
                 true => node.rights.answers.start_over(member),
-                false => node.rights.answers.not_answered(&place.process, sent),
+                false if is_the_members(&error) => node.rights.answers.not_answered(&place.process, sent),
+                false => {}
             }
             Err(error)
         }
     }
+}
+
+/// Whether the other side, or the way to it, is the reason for no answer. A node that is out of descriptors, or without its
+/// certificate, learns nothing of the others.
+fn is_the_members(error: &FrameError) -> bool {
+    use io::ErrorKind::{
+        BrokenPipe, ConnectionAborted, ConnectionRefused, ConnectionReset, HostUnreachable,
+        NetworkUnreachable, TimedOut, UnexpectedEof,
+    };
+    let FrameError::Ended(error) = error else { return true };
+    matches!(
+        error.kind(),
+        BrokenPipe
+            | ConnectionAborted
+            | ConnectionRefused
+            | ConnectionReset
+            | HostUnreachable
+            | NetworkUnreachable
+            | TimedOut
+            | UnexpectedEof
+    )
 }
 
 /// Has `member` seal `disk` for its owner in `epoch`. Returns the end of the member's last grant to a former owner.

@@ -91,9 +91,8 @@ impl DiskTask {
         let named = self.connected.get(&replica.node).unwrap_or(replica);
         match known {
             // An earlier process: the view of the nodes lags behind the record.
-            Some(known) if !record.counts(named, &known) && known.incarnation > named.incarnation => {
-                Sign::Replaced
-            }
+            // Also on the same flash: its log may be lost, and the channel led to the former process.
+            Some(known) if known.incarnation > named.incarnation => Sign::Replaced,
             Some(known) if is_live && record.counts(named, &known) => Sign::Live,
             _ => match rights.answers.unanswered(&replica.node) {
                 Some(unanswered) if unanswered.is_silence(rights.patience()) => Sign::Silent,

@@ -209,15 +209,27 @@ async fn after_a_pause_of_the_owner_the_patience_begins_anew() {
 /// A host that loses power sends no end of its connections, and may be back before anybody has missed it.
 #[tokio::test]
 async fn another_process_of_the_node_is_a_proof() {
+    another_process_is_a_proof(None).await;
+}
+
+/// Its log may be lost, though the flash is the same.
+#[tokio::test]
+async fn another_process_on_the_same_flash_is_a_proof() {
+    another_process_is_a_proof(Some(7)).await;
+}
+
+async fn another_process_is_a_proof(flash: Option<u64>) {
     let directory = tempfile::tempdir().unwrap();
     let (node, mut told) = owner(directory.path()).await;
-    let (mut task, record) = watched(&node).await;
-    let next = NodeRecord { incarnation: 2, ..record_of("b") };
+    let (mut task, mut record) = watched(&node).await;
+    record.replicas = vec![NodeRef::new("b", 1).with_flash(flash)];
+    record.medium = if flash.is_some() { Medium::Flash } else { Medium::Ram };
+    let next = NodeRecord { incarnation: 2, flash, ..record_of("b") };
     let _session = NodeSession::start(node.registry.clone(), next, SessionConfig::default()).await.unwrap();
     node.records.nodes.changes().wait_for(|live| live.contains_key("b")).await.unwrap();
     let moment = node.rights.patience() / 2;
     assert_eq!(told_within(moment, &mut task, &record, &mut told).await, 1, "at once");
-    task.connected.insert("b".into(), NodeRef::new("b", 2));
+    task.connected.insert("b".into(), NodeRef::new("b", 2).with_flash(flash));
     assert_eq!(
         told_within(TIMES.length, &mut task, &record, &mut told).await,
         0,
