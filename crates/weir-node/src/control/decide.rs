@@ -148,6 +148,8 @@ fn succeed(record: &DiskRecord, owner: &NodeRef, situation: &Situation<'_>) -> D
         // Counted because of its flash, on which the copy is not.
         return match record.is_replica(me) {
             true => Decision::Disclaim(evidence),
+            // Replicas come first, and one of them is there.
+            false if next.len() > 1 => Decision::Nothing,
             false => Decision::Unavailable(lost_copies(record, owner)),
         };
     }
@@ -372,6 +374,12 @@ mod tests {
         assert_eq!(case.decide(Some(&record)), Decision::TakeOver(gone));
         case.has_copy = false;
         assert!(matches!(case.decide(Some(&record)), Decision::Unavailable(_)), "and nobody else has one");
+        // A replica is there, and does not act.
+        let long_ago = Some(Nanos(NOW.0 - 10 * CLAIMED_WITHIN.as_nanos() as u64));
+        let mut beside = Case::of("a", &[]);
+        (beside.me, beside.vacant_since) = (on_flash("a", 2, 10), long_ago);
+        beside.live = live(&[on_flash("a", 2, 10), on_flash("b", 2, 11)]);
+        assert_eq!(beside.decide(Some(&record)), Decision::Nothing);
         // Another flash, or a log in memory.
         case.live = live(&[on_flash("a", 2, 99)]);
         let Decision::Unavailable(reason) = case.decide(Some(&record)) else { panic!("no copy") };

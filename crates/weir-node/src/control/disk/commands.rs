@@ -117,6 +117,12 @@ impl DiskTask {
         Err(ApiError::new(ApiErrorKind::Refused, message).hint("name another node"))
     }
 
+    fn has_no_copy(&self) -> ApiError {
+        let message =
+            format!("{} does not have its copy of the log of disk {} any more", self.me.node, self.name);
+        ApiError::new(ApiErrorKind::Unavailable, message).hint("try again, on another node")
+    }
+
     /// The owner is gone: take over as far as the evidence goes.
     async fn succeed(&mut self, record: &DiskRecord, accept_loss: bool) -> Result<DiskRecord, ApiError> {
         let me = self.me.clone();
@@ -131,7 +137,8 @@ impl DiskTask {
             has_copy,
             owner_stopped: self.node.records.has_stopped(&owner),
             owner_gone_since: self.owner_gone.as_ref().map(|(_, since)| *since),
-            vacant_since: None,
+            // Whoever comes first, this node has been asked.
+            vacant_since: Some(Nanos(0)),
             now: Nanos::now(),
             fence_grace: self.node.config.lease.fence_grace.0,
         };
@@ -147,13 +154,11 @@ impl DiskTask {
         }
         let lost = match decision {
             Decision::Unavailable(reason) => Some(reason),
-            Decision::Disclaim(_) => {
-                let message =
-                    format!("{} does not have its copy of the log of disk {} any more", me.node, self.name);
-                return Err(
-                    ApiError::new(ApiErrorKind::Unavailable, message).hint("try again, on another node")
-                );
+            // Counted because of its flash, on which the copy is not, and others have one.
+            Decision::Nothing if record.has_owners_copy(&me) && !has_copy => {
+                return Err(self.has_no_copy());
             }
+            Decision::Disclaim(_) => return Err(self.has_no_copy()),
             _ => None,
         };
         let result = match (&lost, accept_loss) {

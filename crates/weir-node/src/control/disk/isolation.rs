@@ -2,10 +2,12 @@
 //! resiliency period, as long as the set's grants uphold the owner's right. This is policy: a takeover is as safe as ever.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_cluster::node_state::hold;
 use weir_cluster::ownership::Gone;
+use weir_cluster::placement::successors;
 use weir_cluster::records::DiskRecord;
 use weir_cluster::right::GrantSet;
 
@@ -32,13 +34,18 @@ impl DiskTask {
             hold(&states, &node.rules, now, &evidence.owner, heard, Nanos::now() - since)
         };
         left(true)?;
-        // Of replicas, all have to grant, so this node's own ears suffice. Guards are asked for a takeover by any node.
-        let asks = matches!(record.grant_set(), GrantSet::Guards(_));
+        // Of replicas, all have to grant, so the first one's own ears suffice: where others ask, too, one short break of any of them
+        // would cost the owner its disk. Guards are asked for a takeover by any node.
+        let is_first = || {
+            let (live, barred) = (node.records.nodes.now(), node.barred());
+            successors(record, &live, &barred, Duration::ZERO).contains(&self.me)
+        };
+        let asks = matches!(record.grant_set(), GrantSet::Guards(_)) || !is_first();
         let asked = (Arc::clone(&self.node), record.clone());
         let others = async move { hearing::others_hear(&asked.0, &asked.1).await };
         let heard = grants::hears(&node, record) || asks && self.meanwhile(others).await.unwrap_or(false);
         let left = left(heard)?;
-        // Once it is over, the best process comes first.
+        // Its turns begin once nobody hears the owner.
         if let Some(vacant) = &mut self.vacant {
             vacant.since = Nanos::now();
         }

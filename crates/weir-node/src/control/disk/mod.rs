@@ -29,8 +29,8 @@ use weir_block::Nanos;
 use weir_cluster::membership::SessionState;
 use weir_cluster::node_state::{self, Leaving};
 use weir_cluster::ownership::{self, Refusal};
-use weir_cluster::placement::CLAIMED_WITHIN;
-use weir_cluster::records::{DiskRecord, Limit, Medium, NodeRef, Policy};
+use weir_cluster::placement::{CLAIMED_WITHIN, successors};
+use weir_cluster::records::{DiskRecord, Limit, Medium, Mode, NodeRef, Policy};
 use weir_cluster::view::Seen;
 
 use super::agreement;
@@ -347,7 +347,7 @@ impl DiskTask {
 
     async fn carry_out(&mut self, decision: Decision, record: Option<DiskRecord>) -> Option<Nanos> {
         self.note_availability(&decision);
-        if !matches!(decision, Decision::Open | Decision::Claim) {
+        if !matches!(decision, Decision::Open | Decision::Claim | Decision::TakeOver(_)) {
             self.failures.forget();
         }
         match (decision, record) {
@@ -389,7 +389,17 @@ impl DiskTask {
                     Err(error) => self.later(&error),
                 }
             }
-            (Decision::TakeOver(evidence), Some(_)) => {
+            (Decision::TakeOver(evidence), Some(seen)) => {
+                if self.others_may_take(&seen) {
+                    // It would close the disk again for good. A log that others have copies of is another matter: they may stop, too.
+                    if self.node.here.is_stopping() && seen.mode == Mode::WriteThrough {
+                        return None;
+                    }
+                    // As the owner it would keep the disk, and nobody could open it.
+                    if let Err(error) = self.check_claim(&seen).await {
+                        return self.not_opened(error);
+                    }
+                }
                 let me = self.me.clone();
                 let taken =
                     self.take(&evidence.owner, |record| ownership::take_over(record, &me, &evidence)).await;
@@ -459,6 +469,15 @@ impl DiskTask {
             ) => {}
         }
         self.retry_at
+    }
+
+    /// Whether another process may take the disk over as well, and not all of them have had their turn: a disk that none of them can
+    /// open gets an owner that says so.
+    fn others_may_take(&self, record: &DiskRecord) -> bool {
+        let live = self.node.records.nodes.now();
+        let all = successors(record, &live, &self.node.barred(), Duration::MAX).len();
+        let vacant = self.vacant.as_ref().map_or(Duration::ZERO, |vacant| Nanos::now() - vacant.since);
+        all > 1 && vacant < CLAIMED_WITHIN * u32::try_from(all).unwrap_or(u32::MAX)
     }
 
     async fn check_claim(&mut self, record: &DiskRecord) -> Result<(), String> {

@@ -456,27 +456,90 @@ async fn a_disk_that_its_heir_does_not_claim_is_claimed_after_a_while() {
     }
 }
 
+/// A disk of `z`, which is gone, with another node as the first candidate and this one as the second; and its task here.
+async fn abandoned(node: &Arc<Node>, mode: Mode) -> (NodeSession, DiskTask, Inbox) {
+    let record = disk_of_a(node, |record| {
+        (record.owner, record.mode) = (Some(NodeRef::new("z", 1)), mode);
+        record.policy = if mode == Mode::WriteBack { record.policy } else { Policy::WriteThrough };
+        record.replicas = if mode == Mode::WriteBack {
+            vec![NodeRef::new("b", 1), NodeRef::new("a", 1)]
+        } else {
+            Vec::new()
+        };
+    })
+    .await;
+    // In write-through, hashes make the order.
+    let comes_first = |name: &&str| {
+        let live = ["a", *name].map(|name| (name.to_owned(), record_of(name))).into();
+        successors(&record, &live, &BTreeSet::new(), Duration::ZERO) == [NodeRef::new(*name, 1)]
+    };
+    let name = ["b", "c", "e", "f", "g", "h"].into_iter().find(comes_first).unwrap();
+    let session = NodeSession::start(node.registry.clone(), record_of(name), SessionConfig::default());
+    let first = session.await.unwrap();
+    node.records.nodes.changes().wait_for(|live| live.contains_key(name)).await.unwrap();
+    let (task, inbox) = DiskTask::new("d", node);
+    (first, task, inbox)
+}
+
+impl DiskTask {
+    /// Nobody has acted for so many turns.
+    fn turns_have_passed(&mut self, turns: u32) {
+        let since = &mut self.vacant.as_mut().unwrap().since;
+        *since = Nanos(since.0 - (CLAIMED_WITHIN * turns).as_nanos() as u64);
+        self.retry_at = None;
+    }
+
+    async fn owner_is(&self) -> Option<NodeRef> {
+        let (entry, _) = change::read(&*self.node.registry, &self.name).await.unwrap();
+        DiskRecord::of(&entry).unwrap().owner
+    }
+}
+
 /// The node that comes first may hang, or take this one for the first, because their clocks differ and a quarantine has an end.
 #[tokio::test]
 async fn a_disk_that_the_first_replica_does_not_take_over_is_taken_over_after_a_while() {
     let directory = tempfile::tempdir().unwrap();
     let (node, mut told) = node(directory.path()).await;
     tokio::spawn(async move { while told.recv().await.is_some() {} });
-    let registry = node.registry.clone();
-    let _first = NodeSession::start(registry, record_of("b"), SessionConfig::default()).await.unwrap();
-    node.records.nodes.changes().wait_for(|live| live.contains_key("b")).await.unwrap();
-    disk_of_a(&node, |record| {
-        record.owner = Some(NodeRef::new("z", 1));
-        (record.mode, record.replicas) = (Mode::WriteBack, vec![NodeRef::new("b", 1), NodeRef::new("a", 1)]);
-    })
-    .await;
-    let (mut task, _inbox) = DiskTask::new("d", &node);
-    let owner = async || DiskRecord::of(&change::read(&*node.registry, "d").await.unwrap().0).unwrap().owner;
+    let (_first, mut task, _inbox) = abandoned(&node, Mode::WriteBack).await;
+    volume_of_d(&node, directory.path()).await;
     let wakes = task.reconcile().await.expect("nothing else wakes it");
     assert!(wakes <= Nanos::now() + CLAIMED_WITHIN, "{wakes:?}");
-    assert_eq!(owner().await, Some(NodeRef::new("z", 1)), "it is for b to act");
-    let since = &mut task.vacant.as_mut().unwrap().since;
-    *since = Nanos(since.0 - CLAIMED_WITHIN.as_nanos() as u64);
+    assert_eq!(task.owner_is().await, Some(NodeRef::new("z", 1)), "it is for b to act");
+    task.turns_have_passed(1);
     task.reconcile().await;
-    assert_eq!(owner().await, Some(NodeRef::new("a", 1)));
+    assert_eq!(task.owner_is().await, Some(NodeRef::new("a", 1)));
+}
+
+/// As its owner it would keep the disk, and nobody could open it.
+#[tokio::test]
+async fn a_disk_that_cannot_be_opened_here_is_left_to_others_while_they_have_their_turns() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let (_first, mut task, _inbox) = abandoned(&node, Mode::WriteBack).await;
+    task.reconcile().await;
+    task.turns_have_passed(1);
+    task.reconcile().await.expect("it is tried again");
+    assert_eq!(task.owner_is().await, Some(NodeRef::new("z", 1)));
+    task.turns_have_passed(1);
+    task.reconcile().await;
+    assert_eq!(task.owner_is().await, Some(NodeRef::new("a", 1)), "no other can, and an owner says why");
+}
+
+/// It would close the disk again for good, and another node may take it over. A log is another matter.
+#[tokio::test]
+async fn a_stopping_node_takes_over_only_a_log() {
+    for (mode, owner) in [(Mode::WriteThrough, "z"), (Mode::WriteBack, "a")] {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, mut told) = node(directory.path()).await;
+        tokio::spawn(async move { while told.recv().await.is_some() {} });
+        let (_first, mut task, _inbox) = abandoned(&node, mode).await;
+        volume_of_d(&node, directory.path()).await;
+        task.reconcile().await;
+        node.here.stop();
+        task.turns_have_passed(1);
+        task.reconcile().await;
+        assert_eq!(task.owner_is().await, Some(NodeRef::new(owner, 1)), "{mode:?}");
+    }
 }
