@@ -17,8 +17,10 @@ use weir_block::{Protection, Received, Sent, Stream, wire};
 /// Bytes of received records that wait for their decryption (P10).
 const RECEIVED: usize = 64 << 10;
 
-/// Bytes that are encrypted ahead of what the socket takes (P10).
-const ENCRYPTED: usize = 128 << 10;
+/// Bytes that are encrypted ahead of what the socket takes (P10), and so the most that one call hands to the kernel. A request of
+/// 128 KiB or 32 of 4 KiB, with the headers around them, leave in one call. More would delay the start of a larger request: the
+/// other side decrypts while this one encrypts the rest.
+const ENCRYPTED: usize = (128 + 16) << 10;
 
 /// Reads of the socket in one receive. A peer may send records of one byte each, of which thousands fit a read and cost two
 /// allocations and a decryption each: other connections of the shard have their turn in between.

@@ -3,7 +3,7 @@
 
 use std::io::{self, IoSliceMut, Read, Write};
 use std::net::Shutdown;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::Arc;
 use fastrand::Rng;
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection, Connection, RootCertStore, ServerConfig, ServerConnection};
-use weir_block::{Action, Nanos, OwnerId, Reactor, ReactorConfig, Received, Region, Stream, Token};
+use weir_block::{Action, Nanos, OwnerId, Reactor, ReactorConfig, Received, Region, Stream, Token, wire};
 use weir_net::frame::{LARGEST_DATA, LARGEST_META};
 use weir_net::{Channel, ChannelError, tls};
 
@@ -201,6 +201,32 @@ fn frames_arrive_whole_however_the_wire_cuts_them() {
         }
     };
     assert!(matches!(end, ChannelError::Closed), "{end}");
+}
+
+#[test]
+fn a_batch_leaves_in_one_call() {
+    // Of such sockets a read returns what one call has sent.
+    let (near, far) = datagrams();
+    let mut reactor = Reactor::new(ReactorConfig::default()).unwrap();
+    let (client, _) = handshake(b"");
+    let region = Rc::new(Region::new(128 << 10).unwrap());
+    let token = Token { owner: OwnerId(1), slot: 0 };
+    let near = tls::protect(near, client, None).unwrap();
+    let mut near = Channel::new(near, token, Some(region), &[], &mut reactor).unwrap();
+    // The depth of a busy disk, and the largest request of many kernels.
+    for (frames, data) in [(32, 4 << 10), (1, 128 << 10)] {
+        (0..frames).for_each(|at| near.queue(1, &[0; 60], &[(at * data, data)]));
+        near.flush(&mut reactor).unwrap();
+        let mut sent = vec![0; 1 << 20];
+        let Received::Bytes(bytes) = wire::receive(far.as_fd(), &mut sent).unwrap() else { panic!() };
+        assert!(bytes > frames * (data + 60), "{bytes} bytes of {frames} frames are in the first call");
+        assert!(matches!(wire::receive(far.as_fd(), &mut sent).unwrap(), Received::Nothing));
+    }
+}
+
+fn datagrams() -> (OwnedFd, OwnedFd) {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+    socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap()
 }
 
 #[test]
