@@ -23,8 +23,9 @@
 //! use ([`NodeTrusts`]), and which hosts its certificate may name.
 //!
 //! *`weir cluster init`*: [`ClusterId::random`], [`Authority::create`], [`Store::create_authority`]; then for the first node
-//! [`Key::generate`], [`Authority::issue_node`], [`Credentials::new`], [`Store::create_node`], [`Store::replace_trust`]; then the
-//! records. The authority's file first: a second `init` is refused by it.
+//! [`Store::joining_key`], [`Authority::issue_node`], [`Credentials::new`]; then the records; then [`Store::replace_trust`],
+//! [`Store::create_node`], [`Store::forget_joining_key`]. A host with `node.pem` is refused. An attempt that ended after the records
+//! is known by its key.
 //!
 //! *`weir cluster invite`*: [`invite`] with the fingerprints of [`Authorities::trusted`] and the API's addresses; write the
 //! [`TokenRecord`]; print [`Token::text`].

@@ -6,7 +6,7 @@
 //! | `ca-next.pem` | the same of the authority that follows, during a rotation | 0600 |
 //! | `node.pem` | the node's key and certificate, the authority's certificate | 0600 |
 //! | `node-former.pem` | the node's former key and certificate, during a rotation | 0600 |
-//! | `join.pem` | the key of a host that has asked to join and has no answer yet | 0600 |
+//! | `join.pem` | the key of a host that has asked to join, or sets up a cluster, and is no node yet | 0600 |
 //! | `trust.pem` | certificates of all trusted authorities | 0644 |
 //! | `revoked.json` | what the cluster has revoked, as this node has heard last | 0644 |
 //! | `.lock` | nothing; whoever writes locks it | 0600 |
@@ -361,15 +361,24 @@ impl Store {
         if joined.try_exists().map_err(|source| StoreError::system(&joined, "look at", source))? {
             return Err(StoreError::Exists { path: joined });
         }
+        if let Some(stored) = self.stored_joining_key()? {
+            return Ok(stored);
+        }
+        let no_randomness =
+            |error| StoreError::system(&self.directory, "make a key in", io::Error::other(error));
+        let key = Key::generate().map_err(no_randomness)?;
+        self.write(JOIN, SECRET, key.pem().as_bytes(), false)?;
+        Ok(key)
+    }
+
+    /// The key of [`Store::joining_key`], if this host has asked to join, or has begun to set up a cluster, and is no node yet.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn stored_joining_key(&self) -> Result<Option<Key>, StoreError> {
         match self.read(JOIN, "") {
-            Ok(text) => key(&text).map_err(|error| self.damaged(JOIN, error.to_string())),
-            Err(StoreError::Missing { .. }) => {
-                let no_randomness =
-                    |error| StoreError::system(&self.directory, "make a key in", io::Error::other(error));
-                let key = Key::generate().map_err(no_randomness)?;
-                self.write(JOIN, SECRET, key.pem().as_bytes(), false)?;
-                Ok(key)
-            }
+            Ok(text) => key(&text).map(Some).map_err(|error| self.damaged(JOIN, error.to_string())),
+            Err(StoreError::Missing { .. }) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -109,6 +109,9 @@ pub async fn write(registry: &dyn Registry, transaction: Transaction) -> Result<
     }
 }
 
+/// The code of [`Unusable::NoAuthority`].
+pub const NO_AUTHORITY: &str = "no-authority";
+
 /// Why the records cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
@@ -124,18 +127,31 @@ pub enum Unusable {
         source: RecordError,
     },
     /// No cluster.
-    #[error("this cluster has no certificate authority; `weir cluster init` on its first node makes one")]
+    #[error("the registry has no certificate authority of this cluster")]
     NoAuthority,
+    /// A cluster of which the most important record is missing.
+    #[error(
+        "the registry has a cluster's identities, and not its certificate authority: the key {} is missing. Restore that key from a \
+         backup of the registry; nothing can replace it",
+        keys::AUTHORITIES
+    )]
+    AuthorityLost,
 }
 
 impl From<Unusable> for ApiError {
     fn from(error: Unusable) -> ApiError {
         let kind = match &error {
             Unusable::Registry(_) => ApiErrorKind::Unavailable,
-            Unusable::Record { .. } => ApiErrorKind::Failed,
+            Unusable::Record { .. } | Unusable::AuthorityLost => ApiErrorKind::Failed,
             Unusable::NoAuthority => ApiErrorKind::Refused,
         };
-        ApiError::new(kind, error.to_string())
+        let answer = ApiError::new(kind, error.to_string());
+        match error {
+            Unusable::NoAuthority => {
+                answer.code(NO_AUTHORITY).hint("`weir cluster init` on the cluster's first host makes one")
+            }
+            _ => answer,
+        }
     }
 }
 
@@ -216,9 +232,17 @@ impl Snapshot {
     /// The authority that signs.
     ///
     /// # Errors
-    /// [`Unusable::NoAuthority`].
+    /// [`Unusable::NoAuthority`] or [`Unusable::AuthorityLost`].
     pub fn signer(&self) -> Result<&CaCertificate, Unusable> {
-        self.trusted.first().ok_or(Unusable::NoAuthority)
+        let none = || if self.is_blank() { Unusable::NoAuthority } else { Unusable::AuthorityLost };
+        self.trusted.first().ok_or_else(none)
+    }
+
+    /// Whether the registry has no record of identities at all: `weir cluster init` was never run on it.
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        let has_none = self.tokens.is_empty() && self.issued.is_empty() && self.nodes.is_empty();
+        has_none && self.authorities.is_none() && self.names.1.is_none() && self.revoked.1.is_none()
     }
 
     /// Whether a node has said that it has the key of the authority that signs now, and may use it. A node that was down during a

@@ -1,12 +1,12 @@
 //! The first node: makes the cluster's authority and its own certificate.
 
-use weir_cluster::registry::{Compare, Expect, Registry, RegistryError, Transaction};
+use weir_cluster::registry::{Registry, Transaction};
 use weir_identity::{
-    Authorities, Authority, ClusterId, Credentials, Host, Issued, Key, NODE_LIFETIME, Name, Names, RecordId,
-    Revocations, Store, StoreError,
+    Authorities, Authority, ClusterId, Condition, Credentials, Host, Issued, NODE_LIFETIME, Name, Names,
+    RecordId, Revocations, Store, StoreError,
 };
 
-use super::records::{Snapshot, Unusable, put};
+use super::records::{Snapshot, Unusable, put, unchanged, write};
 use super::views::Made;
 use crate::config::Config;
 use crate::error::{ApiError, ApiErrorKind};
@@ -30,10 +30,13 @@ pub fn own(config: &Config) -> Result<(Store, Name), ApiError> {
     Ok((store, name))
 }
 
-/// Makes the cluster's authority and the first node's certificate, at `now`. What a crashed attempt has left is used.
+/// Makes the cluster's authority and the first node's certificate, at `now`. What an interrupted attempt has left is used.
+///
+/// `node.pem` comes last: a host that has it is a member, and nothing here touches it.
 ///
 /// # Errors
-/// The cluster has an authority already; the registry, or the directory of keys, cannot be used.
+/// This host is a member of a cluster; the cluster in the registry has an authority already, or has lost it; the registry, or the
+/// directory of keys, cannot be used.
 pub async fn init(
     config: &Config,
     registry: &dyn Registry,
@@ -41,25 +44,36 @@ pub async fn init(
     now: u64,
 ) -> Result<Made, ApiError> {
     let (store, name) = own(config)?;
-    if let Some((authorities, _)) = Snapshot::read(registry).await?.authorities {
-        return Err(exists(&authorities));
-    }
-    let authority = authority(&store, now)?;
-    let key = Key::generate().map_err(failed)?;
+    // Before the registry is asked: the first question makes an empty one in etcd.
+    refuse_member(&store)?;
+    let snapshot = Snapshot::read(registry).await?;
+    let authority = match &snapshot.authorities {
+        Some((authorities, _)) if !is_interrupted(&store, &snapshot, &name)? => {
+            return Err(exists(authorities));
+        }
+        None if !snapshot.is_blank() => return Err(Unusable::AuthorityLost.into()),
+        // The trust comes after the registry's records.
+        None if !matches!(store.trust(), Err(StoreError::Missing { .. })) => {
+            let directory = store.directory().display();
+            let message = format!(
+                "this host was a node of a cluster that is not in this registry: {directory}/trust.pem exists"
+            );
+            return Err(member(&store, message));
+        }
+        _ => authority(&store, now)?,
+    };
+    // Stored before the registry names it: a repeated attempt has to be the same host's.
+    let key = store.joining_key()?;
     let issued = authority.issue_node(&name, hosts, &key.public(), now, NODE_LIFETIME).map_err(failed)?;
     let credentials = Credentials::new(key, issued.chain.clone()).map_err(failed)?;
-    // No record names an earlier certificate: it counts nowhere.
-    store.replace_node(&credentials)?;
-    store.replace_trust(std::slice::from_ref(authority.certificate()))?;
-    store.replace_revocations(&Revocations::default())?;
-    match registry.transact(records(&authority, &name, &issued)).await {
-        Ok(_) => {}
-        Err(RegistryError::Conflict { .. }) => {
-            let other = Snapshot::read(registry).await?.authorities;
-            return Err(other.map_or_else(super::admission::busy, |(authorities, _)| exists(&authorities)));
-        }
-        Err(error) => return Err(Unusable::from(error).into()),
+    if !write(registry, transaction(&snapshot, &authority, &name, &issued)).await? {
+        let other = Snapshot::read(registry).await?.authorities;
+        return Err(other.map_or_else(super::admission::busy, |(authorities, _)| exists(&authorities)));
     }
+    store.replace_trust(std::slice::from_ref(authority.certificate()))?;
+    store.replace_revocations(&snapshot.revoked.0)?;
+    store.create_node(&credentials)?;
+    store.forget_joining_key()?;
     let certificate = authority.certificate();
     Ok(Made {
         cluster: certificate.cluster().to_string(),
@@ -67,6 +81,40 @@ pub async fn init(
         node: name,
         directory: config.identity.directory.clone().unwrap_or_default(),
     })
+}
+
+/// Refuses a host that is a node of a cluster already, whichever registry is configured.
+fn refuse_member(store: &Store) -> Result<(), ApiError> {
+    let directory = store.directory().display();
+    let message = match store.node() {
+        Err(StoreError::Missing { .. }) => return Ok(()),
+        Ok(credentials) => {
+            let identity = &credentials.facts().identity;
+            let cluster = identity.cluster();
+            format!("this host is {identity} of cluster {cluster} already: {directory}/node.pem exists")
+        }
+        Err(error) => {
+            format!("this host is a node of a cluster already, and its key cannot be used: {error}")
+        }
+    };
+    Err(member(store, message))
+}
+
+fn member(store: &Store, message: String) -> ApiError {
+    ApiError::new(ApiErrorKind::Exists, message).hint(format!(
+        "`weir cluster init` is for a host without a cluster, and has changed nothing. If the registry does not know this host's \
+         cluster, set the right registry (registry.prefix, registry.etcd or registry.socket in the configuration), or restore the \
+         registry from a backup. Only if that cluster is gone: move {} away, and repeat",
+        store.directory().display()
+    ))
+}
+
+/// Whether the registry's cluster is the one that an interrupted attempt on this host has made: no node of it has a certificate.
+fn is_interrupted(store: &Store, snapshot: &Snapshot, name: &Name) -> Result<bool, ApiError> {
+    let Some(key) = store.stored_joining_key()? else { return Ok(false) };
+    let names = &snapshot.names.0.nodes;
+    let is_ours = names.len() == 1 && names.get(&name.folded()) == Some(&key.public().id());
+    Ok(is_ours && super::admission::authority(store, snapshot)?.is_some())
 }
 
 fn exists(authorities: &Authorities) -> ApiError {
@@ -82,28 +130,32 @@ fn authority(store: &Store, now: u64) -> Result<Authority, ApiError> {
         Err(StoreError::Missing { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    // A host of another cluster must not forget that one.
-    if !matches!(store.node(), Err(StoreError::Missing { .. })) {
-        let message = "this host has joined a cluster already, and that cluster's registry is another one";
-        return Err(ApiError::new(ApiErrorKind::Exists, message)
-            .hint("move the directory of keys (identity.directory) away, or set the right registry"));
-    }
     let authority = Authority::create(ClusterId::random().map_err(failed)?, now).map_err(failed)?;
     store.create_authority(&authority)?;
     Ok(authority)
 }
 
-fn records(authority: &Authority, name: &Name, issued: &Issued) -> Transaction {
+/// Writes the records of a cluster with one node, if there are none; of one that an interrupted attempt has made, only the
+/// certificate.
+fn transaction(snapshot: &Snapshot, authority: &Authority, name: &Name, issued: &Issued) -> Transaction {
     let serial = RecordId::Issued(issued.record.facts.serial);
-    let names = Names { nodes: [(name.folded(), issued.record.facts.key)].into() };
-    let absent = |record| Compare { key: super::records::key(record), expect: Expect::Absent };
-    Transaction {
-        compares: [RecordId::Authorities, RecordId::Names, RecordId::Revocations, serial].map(absent).into(),
-        ops: vec![
-            put(RecordId::Authorities, Authorities::new(authority.certificate().clone())),
-            put(RecordId::Names, names),
-            put(RecordId::Revocations, Revocations::default()),
-            put(serial, issued.record.clone()),
-        ],
+    let authorities = snapshot.authorities.as_ref().map(|(_, revision)| *revision);
+    let seen = [
+        (RecordId::Authorities, authorities),
+        (RecordId::Names, snapshot.names.1),
+        (RecordId::Revocations, snapshot.revoked.1),
+        (serial, None),
+    ];
+    let mut ops = vec![put(serial, issued.record.clone())];
+    if authorities.is_none() {
+        let names = Names { nodes: [(name.folded(), issued.record.facts.key)].into() };
+        ops.push(put(RecordId::Authorities, Authorities::new(authority.certificate().clone())));
+        ops.push(put(RecordId::Names, names));
+        ops.push(put(RecordId::Revocations, Revocations::default()));
     }
+    let compares = seen.map(|(record, revision)| unchanged(Condition { record, revision })).into();
+    Transaction { compares, ops }
 }
+
+#[cfg(test)]
+mod tests;
