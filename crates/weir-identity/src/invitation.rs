@@ -171,7 +171,10 @@ pub enum TokenRefused {
         cluster: u64,
     },
     /// Used by another host.
-    #[error("the token was used at {} by node {}; every host needs its own", when::at(used.at), used.name)]
+    #[error(
+        "the token was used at {} by node {}; every host needs its own: make one with `weir cluster invite`",
+        when::at(used.at), used.name
+    )]
     Used {
         /// By whom and when.
         used: Use,
@@ -224,12 +227,13 @@ pub fn redeem(
     if let Some(at) = record.void {
         return Err(TokenRefused::Void(at));
     }
-    if let Some(only_for) = record.only_for.as_ref().filter(|only_for| *only_for != name) {
-        return Err(TokenRefused::OtherName { only_for: only_for.clone(), name: name.clone() });
-    }
+    // Before the name: joining under that one would be refused, too.
     if let Some(used) = &record.used {
         let same = used.name == *name && used.key == by.key;
         return if same { Ok(record.clone()) } else { Err(TokenRefused::Used { used: used.clone() }) };
+    }
+    if let Some(only_for) = record.only_for.as_ref().filter(|only_for| *only_for != name) {
+        return Err(TokenRefused::OtherName { only_for: only_for.clone(), name: name.clone() });
     }
     // Last: it is the only refusal after which the same token is worth another try.
     if now.abs_diff(clock) > MOST_SKEW {

@@ -137,7 +137,8 @@ pub enum JoinRefused {
     Request(#[from] BadRequest),
     /// Two nodes with one name.
     #[error(
-        "node {0} exists; choose another name, or revoke the former node first: `weir cluster revoke {0}`"
+        "node {0} exists; choose another name. Only if the host of {0} is gone or has lost its key: `weir cluster revoke {0}`, then \
+         join with a token of `weir cluster invite --readmit --for {0}`"
     )]
     NameTaken(Name),
     /// A name that clients of another node use for it, or the other way round.

@@ -82,6 +82,7 @@ mod request;
 mod revocation;
 mod rotation;
 mod store;
+mod store_error;
 mod tls;
 mod token;
 mod trust;
@@ -116,7 +117,8 @@ pub use revocation::{Holder, Revocation, Revocations, RevokedSerial};
 pub use rotation::{
     Authorities, NodeTrusts, NotOfTheCluster, Obstacle, RotationRefused, StoredCa, Use, still_trusted,
 };
-pub use store::{Store, StoreError};
+pub use store::Store;
+pub use store_error::StoreError;
 pub use tls::{ClientCertificate, Tls, joining_client, other_end, peer, provider};
 pub use token::{
     Claim, Endpoint, LONGEST_TOKEN, MOST_ENDPOINTS, MOST_PINS, Proof, Secret, Token, TokenError,

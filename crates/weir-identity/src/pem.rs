@@ -3,7 +3,7 @@
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::pem::{Error, PemObject};
 use zeroize::Zeroizing;
 
 /// Characters of a line (RFC 7468 §2).
@@ -50,5 +50,19 @@ pub(crate) fn encode_certificates<'a>(certificates: impl IntoIterator<Item = &'a
 /// All certificates of a text, in their order. Other blocks are skipped.
 pub(crate) fn certificates(text: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text).collect();
-    all.map_err(|error| format!("not PEM: {error}"))
+    all.map_err(|error| format!("not PEM: {}", words(&error)))
+}
+
+/// The error as text: the library shows lines as lists of numbers.
+fn words(error: &Error) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    match error {
+        Error::MissingSectionEnd { end_marker } => {
+            let label = text(end_marker);
+            let label = label.trim_start_matches("-----END ").trim_end_matches('-');
+            format!("the line \"-----END {label}-----\" is missing, so the file is truncated")
+        }
+        Error::IllegalSectionStart { line } => format!("the line {:?} begins no section", text(line)),
+        other => other.to_string(),
+    }
 }

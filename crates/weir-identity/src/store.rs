@@ -32,6 +32,7 @@ use crate::key::{Key, NotAKey};
 use crate::name::Fingerprint;
 use crate::pem;
 use crate::revocation::Revocations;
+use crate::store_error::{LOCK_PATIENCE, StoreError};
 
 const CA: &str = "ca.pem";
 const NEXT: &str = "ca-next.pem";
@@ -42,11 +43,14 @@ const TRUST: &str = "trust.pem";
 const REVOKED: &str = "revoked.json";
 /// Only this user can open it, and so hold its lock. The directory itself may be open to others, who could lock that for ever.
 const LOCK: &str = ".lock";
-/// Attempts to lock, and the pause between two: five seconds in all. A writer syncs a few kilobytes.
-const LOCK_ATTEMPTS: u32 = 250;
+/// Attempts to lock. A writer syncs a few kilobytes.
+const LOCK_ATTEMPTS: u32 = LOCK_PATIENCE.as_millis().div_ceil(LOCK_PAUSE.as_millis()) as u32;
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// A client's files, as libnbd, nbdkit and QEMU name them.
 const CLIENT: [&str; 3] = ["client-key.pem", "client-cert.pem", "ca-cert.pem"];
+
+/// What is wrong with a file without content.
+const EMPTY: &str = "it is empty";
 
 const SECRET: u32 = 0o600;
 const PUBLIC: u32 = 0o644;
@@ -54,120 +58,6 @@ const PUBLIC: u32 = 0o644;
 const LARGEST_FILE: u64 = 1 << 20;
 /// Largest list of revocations that is read, in bytes: the largest value of the registry, and more.
 const LARGEST_LIST: u64 = 4 << 20;
-
-/// The failure to store or load.
-#[derive(Debug, thiserror::Error)]
-pub enum StoreError {
-    /// Exists already.
-    #[error("{path} exists; it was not overwritten. If its cluster is gone, move it away first")]
-    Exists {
-        /// The file.
-        path: PathBuf,
-    },
-    /// Does not exist.
-    #[error("{path} does not exist; {hint}")]
-    Missing {
-        /// The file.
-        path: PathBuf,
-        /// How it comes into being.
-        hint: &'static str,
-    },
-    /// No space.
-    #[error("the filesystem of {path} is full ({source}); nothing was changed. Free some space and repeat")]
-    Full {
-        /// The file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// Not allowed.
-    #[error("{path}: no permission to {action} it ({source}); run as the user that owns it")]
-    Forbidden {
-        /// The file.
-        path: PathBuf,
-        /// The attempted action.
-        action: &'static str,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// Readable by others.
-    #[error(
-        "{path} has mode {mode:04o}, so others than its owner can {what}; run: chmod {wanted:04o} {path}"
-    )]
-    TooOpen {
-        /// The file or directory.
-        path: PathBuf,
-        /// Its mode.
-        mode: u32,
-        /// The access that others have.
-        what: &'static str,
-        /// The mode that it should have.
-        wanted: u32,
-    },
-    /// Of another user.
-    #[error(
-        "{path} belongs to user {owner}, this process runs as user {user}; a key must belong to the user that uses it"
-    )]
-    OtherOwner {
-        /// The file.
-        path: PathBuf,
-        /// The owner's number.
-        owner: u32,
-        /// This process's.
-        user: u32,
-    },
-    /// Not what it should be.
-    #[error("{path} is damaged: {reason}; restore it from a backup")]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        reason: String,
-    },
-    /// Another process writes, and does not end.
-    #[error(
-        "{path} is locked by another process for more than {} s; end that process (`fuser {path}` names it) and repeat",
-        (LOCK_ATTEMPTS * LOCK_PAUSE).as_secs()
-    )]
-    Busy {
-        /// The file of the lock.
-        path: PathBuf,
-    },
-    /// Another authority than the one that the registry names.
-    #[error(
-        "{path} has the authority {found}, and the registry says that {expected} signs; restore the file of that one"
-    )]
-    OtherAuthority {
-        /// The file.
-        path: PathBuf,
-        /// The authority in it.
-        found: Fingerprint,
-        /// The expected one.
-        expected: Fingerprint,
-    },
-    /// Any other error of the system.
-    #[error("cannot {action} {path}: {source}")]
-    System {
-        /// The file.
-        path: PathBuf,
-        /// The attempted action.
-        action: &'static str,
-        /// The system's error.
-        source: io::Error,
-    },
-}
-
-impl StoreError {
-    fn system(path: &Path, action: &'static str, source: io::Error) -> StoreError {
-        let path = path.to_path_buf();
-        match source.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => StoreError::Full { path, source },
-            io::ErrorKind::PermissionDenied => StoreError::Forbidden { path, action, source },
-            io::ErrorKind::AlreadyExists => StoreError::Exists { path },
-            _ => StoreError::System { path, action, source },
-        }
-    }
-}
 
 /// A directory of keys.
 #[derive(Debug)]
@@ -406,8 +296,11 @@ impl Store {
     /// [`StoreError`].
     pub fn trust(&self) -> Result<Vec<CaCertificate>, StoreError> {
         let path = self.directory.join(TRUST);
-        let text =
-            read(&path, "this host has not joined a cluster; see `weir cluster join`", 0o022, LARGEST_FILE)?;
+        let hint = match self.directory.join(NODE).exists() {
+            true => "copy it from another node of the cluster: it is the same on every node",
+            false => "this host has not joined a cluster; see `weir cluster join`",
+        };
+        let text = read(&path, hint, 0o022, LARGEST_FILE)?;
         let damaged = |error: NotACertificate| self.damaged(TRUST, error.to_string());
         let all = CaCertificate::all_from_pem(&text).map_err(damaged)?;
         if all.is_empty() { Err(self.damaged(TRUST, "it has no certificate".into())) } else { Ok(all) }
@@ -529,11 +422,12 @@ impl Store {
     }
 
     fn damaged(&self, name: &str, reason: String) -> StoreError {
-        StoreError::Damaged { path: self.directory.join(name), reason }
+        StoreError::Damaged { path: self.directory.join(name), reason, remedy: remedy(name) }
     }
 
     fn read(&self, name: &str, hint: &'static str) -> Result<Zeroizing<Vec<u8>>, StoreError> {
-        read(&self.directory.join(name), hint, 0o077, LARGEST_FILE)
+        let text = read(&self.directory.join(name), hint, 0o077, LARGEST_FILE)?;
+        if text.is_empty() { Err(self.damaged(name, EMPTY.into())) } else { Ok(text) }
     }
 
     /// Writes a file whole and durably, or not at all.
@@ -633,6 +527,10 @@ fn read(
     })?;
     // Of the open file: another one may take the name at any time.
     let metadata = file.metadata().map_err(failed)?;
+    // Before its mode, which would be advice for a file.
+    if metadata.is_dir() {
+        return Err(StoreError::Directory { path: path.into() });
+    }
     let mode = metadata.mode() & 0o7777;
     if mode & forbidden != 0 {
         let what = if mode & forbidden & 0o044 != 0 { "read it" } else { "change it" };
@@ -642,6 +540,21 @@ fn read(
     let mut content = Zeroizing::new(Vec::with_capacity(metadata.len().min(largest) as usize + 1));
     Read::by_ref(&mut file).take(largest).read_to_end(&mut content).map_err(failed)?;
     Ok(content)
+}
+
+/// What helps if a file is damaged.
+fn remedy(name: &str) -> &'static str {
+    match name {
+        NODE => {
+            "restore it from a backup; without one: `weir cluster revoke NAME` and `weir cluster invite --readmit --for NAME` on \
+             another node, move this file away, and `weir cluster join` with that token"
+        }
+        JOIN => "delete it, and join with a new token",
+        TRUST | REVOKED => "copy it from another node of the cluster",
+        CA | NEXT => "restore it from a backup, or copy it from another node that signs",
+        _ if CLIENT.contains(&name) => "make new files with `weir cluster client`, in another directory",
+        _ => "move it away",
+    }
 }
 
 /// The file belongs to this process's user, or to root.

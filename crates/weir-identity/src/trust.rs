@@ -20,6 +20,11 @@ pub enum Purpose {
     Client,
 }
 
+/// A reason after a sentence, if there is one.
+fn in_parentheses(reason: &str) -> String {
+    if reason.is_empty() { String::new() } else { format!(" ({reason})") }
+}
+
 /// The reason why a certificate is not accepted.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Mistrust {
@@ -75,7 +80,7 @@ pub enum Mistrust {
         at: u64,
     },
     /// Revoked.
-    #[error("{who} was revoked at {} ({reason})", when::at(*.at))]
+    #[error("{who} was revoked at {}{}", when::at(*.at), in_parentheses(reason))]
     Revoked {
         /// Whose it is.
         who: String,

@@ -112,3 +112,13 @@ fn an_authority_that_has_ended_vouches_for_nobody() {
     assert!(matches!(check(Purpose::Server, NOW - DAY + 1), Err(Mistrust::UnknownAuthority { .. })));
     assert!(matches!(check(Purpose::Client, NOW - DAY), Err(Mistrust::OtherKind { .. })), "a server's only");
 }
+
+#[test]
+fn a_revocation_without_a_reason_has_no_empty_parentheses() {
+    let why = |reason: &str| {
+        let (who, reason) = ("node a".to_owned(), reason.to_owned());
+        weir_identity::Mistrust::Revoked { who, at: NOW, reason }.to_string()
+    };
+    assert_eq!(why(""), "node a was revoked at 2026-11-23T12:00:00Z");
+    assert_eq!(why("stolen"), "node a was revoked at 2026-11-23T12:00:00Z (stolen)");
+}

@@ -182,10 +182,14 @@ fn a_token_admits_one_host() {
     let token = cluster.invite(None, &[]);
     let first = joiner("b", &[]);
     cluster.join(&sent(&first, &token, NOW), NOW).unwrap();
-    let used = "the token was used at 2026-11-23T12:00:00Z by node b; every host needs its own";
+    let used = "the token was used at 2026-11-23T12:00:00Z by node b; every host needs its own: make one with `weir cluster invite`";
     for other in [joiner("c", &[]), joiner("b", &[])] {
         assert_eq!(word(cluster.decide(&sent(&other, &token, NOW), NOW + 60)), used);
     }
+    // Joining under the name that the token is for would help nobody.
+    let named = cluster.invite(Some("d"), &[]);
+    cluster.join(&sent(&joiner("d", &[]), &named, NOW), NOW).unwrap();
+    assert!(word(cluster.decide(&sent(&joiner("e", &[]), &named, NOW), NOW)).contains("used at"));
     // The first answer was lost: the same host asks again, and gets a certificate for the same key.
     let answer = cluster.join(&sent(&first, &token, NOW + 60), NOW + 60).unwrap();
     assert_eq!(cluster.tokens[0].used.as_ref().unwrap().at, NOW);
@@ -255,8 +259,8 @@ fn two_nodes_do_not_get_one_name() {
     let (one, two) = (cluster.invite(None, &[]), cluster.invite(None, &[]));
     cluster.join(&sent(&joiner("b", &[]), &one, NOW), NOW).unwrap();
     let twin = joiner("b", &[]);
-    let taken =
-        "node b exists; choose another name, or revoke the former node first: `weir cluster revoke b`";
+    let taken = "node b exists; choose another name. Only if the host of b is gone or has lost its key: `weir cluster revoke b`, then join with a \
+         token of `weir cluster invite --readmit --for b`";
     assert_eq!(word(cluster.decide(&sent(&twin, &two, NOW), NOW)), taken);
     let issued: Vec<Facts> = cluster.issued.iter().map(|one| one.facts.clone()).collect();
     cluster.revoked = cluster.revoked.with_name(Holder::Node, &name("b"), &issued, "reinstalled", NOW);

@@ -243,10 +243,10 @@ fn missing_and_damaged_files_are_called_that() {
     let key_end = node_pem.find("-----BEGIN CERT").unwrap();
     let (other_key, other_node) = (other_files(&other, "ca.pem"), other_files(&other, "node.pem"));
     for (text, why) in [
-        (String::new(), "not an ECDSA key"),
+        (String::new(), "it is empty; restore it from a backup; without one: `weir cluster revoke NAME`"),
         (node_pem[..key_end].to_owned(), "there is no certificate with the key"),
         (node_pem[key_end..].to_owned(), "not an ECDSA key"),
-        (node_pem[..node_pem.len() / 2].to_owned(), "not PEM"),
+        (node_pem[..node_pem.len() / 2].to_owned(), "the line \"-----END CERTIFICATE-----\" is missing"),
         (
             other_node[..other_node.find("-----BEGIN CERT").unwrap()].to_owned() + &node_pem[key_end..],
             "for another key",
@@ -269,7 +269,23 @@ fn missing_and_damaged_files_are_called_that() {
         assert!(word.contains("ca.pem is damaged") && word.contains(why), "{word}");
     }
     fs::write(path("trust.pem"), "").unwrap();
-    assert!(word(store.trust().map(drop)).contains("it has no certificate"));
+    assert!(word(store.trust().map(drop)).contains("it has no certificate; copy it from another node"));
+    // A host with a key has joined: it is not sent to `weir cluster join` for what is missing beside it.
+    fs::remove_file(path("trust.pem")).unwrap();
+    let missing = word(store.trust().map(drop));
+    assert!(missing.contains("copy it from another node") && !missing.contains("join"), "{missing}");
+    fs::write(path("join.pem"), "").unwrap();
+    chmod(&path("join.pem"), 0o600);
+    assert!(word(store.stored_joining_key().map(drop)).contains("it is empty; delete it, and join"));
+    for name in ["node.pem", "ca.pem"] {
+        fs::remove_file(path(name)).unwrap();
+        fs::create_dir(path(name)).unwrap();
+    }
+    let ours = node(&ca, "a");
+    for refused in [store.node().map(drop), store.authority().map(drop), store.replace_node(&ours)] {
+        let word = word(refused);
+        assert!(word.contains(".pem is a directory, and a file is expected there"), "{word}");
+    }
 }
 
 fn other_files(authority: &weir_identity::Authority, name: &str) -> String {
@@ -360,7 +376,11 @@ fn a_full_directory_stays_as_it_was() {
     let seen = run_inner(command, &full);
     assert!(seen.contains("Ok(\"node a\")"), "{seen}");
     assert_eq!(seen.matches("is full").count(), 2, "{seen}");
-    assert_eq!(seen.matches("nothing was changed. Free some space and repeat").count(), 2, "{seen}");
+    assert_eq!(
+        seen.matches("a former file of this name stays. Free some space and repeat").count(),
+        2,
+        "{seen}"
+    );
     assert!(seen.contains("files [\"filler\", \"node.pem\"]"), "{seen}");
 }
 
@@ -395,6 +415,7 @@ fn another_users_keys_are_not_touched() {
     std::os::unix::fs::chown(&keys, Some(12_345), None).unwrap();
     let seen = as_nobody(&keys);
     assert!(seen.contains("belongs to user 12345, this process runs as user 65534"), "{seen}");
+    assert!(seen.contains("as root: chown 65534 /"), "{seen}");
 }
 
 /// A command that fails before there is anything to store leaves nothing behind.

@@ -61,6 +61,7 @@ impl From<StoreError> for ApiError {
             StoreError::Missing { .. } => ApiErrorKind::NotFound,
             StoreError::Busy { .. } => ApiErrorKind::Unavailable,
             StoreError::Forbidden { .. }
+            | StoreError::Directory { .. }
             | StoreError::TooOpen { .. }
             | StoreError::OtherOwner { .. }
             | StoreError::OtherAuthority { .. } => ApiErrorKind::Refused,
