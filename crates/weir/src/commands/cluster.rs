@@ -131,7 +131,18 @@ fn read_token(token: Option<String>, file: Option<&Path>) -> Result<Token, Failu
         } else {
             std::fs::File::open(path).and_then(|file| file.take(LONGEST_FILE).read_to_string(&mut text))
         };
-        read.map_err(|error| Failure::unreadable(path, &error))?;
+        let of_file = |reason: &dyn std::fmt::Display| {
+            Failure::usage(format!("--token-file {}: {reason}", path.display()))
+                .hint("`weir cluster invite` on a node of the cluster prints a token")
+        };
+        read.map_err(|error| match error.kind() {
+            std::io::ErrorKind::InvalidData => of_file(&"it is no text, and so no token"),
+            _ => of_file(&error),
+        })?;
+        if text.trim().is_empty() {
+            return Err(of_file(&"it is empty"));
+        }
+        return text.parse().map_err(|error: weir_identity::TokenError| of_file(&error));
     } else if text.is_empty() {
         return Err(Failure::usage("a token is missing: --token-file FILE, or --token TOKEN")
             .hint("`weir cluster invite` on a node of the cluster prints one"));
