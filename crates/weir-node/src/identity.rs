@@ -16,9 +16,9 @@ use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, ServerConfig};
 use tokio::sync::Notify;
 use weir_identity::{
-    BadCredentials, BadTrust, CaCertificate, ClientCertificate, CredentialStore, Credentials, Facts,
-    Fingerprint, Identity, Mistrust, Name, OtherEnd, Purpose, Revocations, Store, StoreError, Tls, Trust,
-    TrustStore, provider,
+    BadCredentials, BadTrust, CaCertificate, ClientCertificate, ClusterId, CredentialStore, Credentials,
+    Facts, Fingerprint, Identity, Mistrust, Name, OtherEnd, Purpose, Revocations, Store, StoreError, Tls,
+    Trust, TrustStore, provider,
 };
 
 /// Open connections before those that have ended are first forgotten.
@@ -66,6 +66,20 @@ pub enum IdentityError {
         name: Name,
         /// The reason.
         source: Mistrust,
+    },
+    /// The registry answers, and has no cluster.
+    #[error(
+        "node {name} is a member of cluster {cluster} ({directory}), and the registry has no cluster at all; check registry.prefix, \
+         registry.etcd or registry.socket in the configuration, or restore the registry from a backup",
+        directory = directory.display()
+    )]
+    NoCluster {
+        /// The directory.
+        directory: PathBuf,
+        /// The node.
+        name: Name,
+        /// Its cluster.
+        cluster: ClusterId,
     },
     /// The authorities do not belong together.
     #[error("the authorities in {directory}: {source}", directory = directory.display())]
@@ -229,6 +243,15 @@ impl NodeIdentity {
             trust.check(certificate, purpose, now())?;
         }
         Ok(())
+    }
+
+    /// The registry has no cluster, and this node is a member of one.
+    pub(crate) fn no_cluster(&self) -> IdentityError {
+        IdentityError::NoCluster {
+            directory: self.store.directory().to_path_buf(),
+            name: self.name.clone(),
+            cluster: lock(&self.certificate).0.facts().identity.cluster(),
+        }
     }
 
     /// The directory of keys.

@@ -173,6 +173,7 @@ impl From<NodeError> for Failure {
             | NodeError::Identity(
                 IdentityError::OtherName { .. }
                 | IdentityError::Mistrusted { .. }
+                | IdentityError::NoCluster { .. }
                 | IdentityError::OtherAuthority { .. },
             ) => Failure::refused(error),
             error => Failure::failed(error),

@@ -79,7 +79,14 @@ async fn decide(
 ) -> Result<Option<JoinAnswer>, ApiError> {
     for _ in 0..ATTEMPTS {
         let snapshot = Snapshot::read(registry).await?;
-        let Some(authority) = authority(store, &snapshot)? else { return Ok(None) };
+        // Another node may have a key that it can use.
+        let key = key_of(store, snapshot.signer()?.fingerprint()).map_err(|error| {
+            let message = format!("this node cannot use the key of the certificate authority: {error}");
+            ApiError::new(ApiErrorKind::Unavailable, message).hint(
+                "that file is on the host of the node that says so: mend it there; the token is still good",
+            )
+        })?;
+        let Some(authority) = key else { return Ok(None) };
         let admission = decision(&authority, &snapshot).map_err(refused)?;
         match registry.transact(transaction(&admission)).await {
             Ok(_) => return Ok(Some(admission.answer)),

@@ -23,14 +23,19 @@ use crate::error::{ApiError, ApiErrorKind};
 /// Decisions on one request, while other changes come first.
 const ATTEMPTS: usize = 10;
 
-/// Makes a token. Its record is written before the token is returned.
+/// Makes a token, unless `can_join` refuses. Its record is written before the token is returned.
 ///
 /// # Errors
 /// No node has an API over TLS, so nobody could answer a host that joins; the request is wrong.
-pub async fn invite(registry: &dyn Registry, wanted: &Invite, now: u64) -> Result<Invited, ApiError> {
+pub async fn invite(
+    registry: &dyn Registry,
+    wanted: &Invite,
+    can_join: impl Fn(&Snapshot) -> Result<(), ApiError>,
+    now: u64,
+) -> Result<Invited, ApiError> {
     for _ in 0..ATTEMPTS {
         let snapshot = Snapshot::read(registry).await?;
-        snapshot.signer()?;
+        can_join(&snapshot)?;
         let readmits = readmits(&snapshot, wanted)?;
         let invitation = Invitation {
             only_for: wanted.only_for.clone(),

@@ -9,19 +9,19 @@ use weir_cluster::records::{Record, keys};
 use weir_cluster::registry::{Registry, RegistryError, Transaction};
 use weir_identity::{CaCertificate, Mistrust};
 
-use super::admission;
 use super::records::{Announced, Snapshot, Unusable, announced};
+use super::{admission, signers};
 use crate::control::Node;
 use crate::identity::{IdentityError, NodeIdentity};
 
 /// Pause after a failure, or where no authority exists yet.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Refuses a registry of another cluster, and one that has revoked this node: before the node has a session there, so that no other
+/// Refuses a registry of another cluster or of none, and one that has revoked this node: before the node has a session there, so that no other
 /// node counts on it. Waits for the registry; `waits` gets the reason.
 ///
 /// # Errors
-/// [`IdentityError`]: the registry's authorities are another cluster's, or this node's certificate is revoked.
+/// [`IdentityError`]: the registry's authorities are another cluster's, it has no cluster, or this node's certificate is revoked.
 pub async fn check(
     registry: &dyn Registry,
     identity: &NodeIdentity,
@@ -38,7 +38,12 @@ pub async fn check(
             Err(_) => return Ok(()),
         }
     };
+    if snapshot.is_blank() {
+        // It has no disks either: nothing can be served from it (P12), and a node in it would begin another cluster's epochs.
+        return Err(identity.no_cluster());
+    }
     if snapshot.trusted().is_empty() {
+        tracing::error!("{}; what this node trusted last counts", Unusable::AuthorityLost);
         return Ok(());
     }
     identity.set_trust(snapshot.trusted().to_vec(), snapshot.revoked.0.clone(), |_| {})?;
@@ -54,9 +59,9 @@ pub async fn check(
 pub async fn keep(node: Arc<Node>, api: Option<SocketAddr>, expel: oneshot::Sender<Mistrust>) {
     let Some(identity) = node.identity.clone() else { return };
     let mut expel = Some(expel);
-    let mut told = String::new();
+    let (mut told, mut unsigned) = (String::new(), None);
     loop {
-        let reason = match follow(&node, &identity, api).await {
+        let reason = match follow(&node, &identity, api, &mut unsigned).await {
             Ok(()) => String::new(),
             Err(reason) => reason,
         };
@@ -74,12 +79,22 @@ pub async fn keep(node: Arc<Node>, api: Option<SocketAddr>, expel: oneshot::Send
     }
 }
 
-/// Applies the records, and every change, until the watch ends.
-async fn follow(node: &Node, identity: &NodeIdentity, api: Option<SocketAddr>) -> Result<(), String> {
+/// Applies the records, and every change, until the watch ends. `unsigned`: why this node cannot sign, as it was logged last.
+async fn follow(
+    node: &Node,
+    identity: &NodeIdentity,
+    api: Option<SocketAddr>,
+    unsigned: &mut Option<String>,
+) -> Result<(), String> {
     let words = |error: &dyn std::fmt::Display| error.to_string();
     loop {
         let snapshot = Snapshot::read(&*node.registry).await.map_err(|error| words(&error))?;
         apply(node, identity, &snapshot)?;
+        let now = signers::obstacle(identity, &snapshot);
+        if let Some(reason) = now.as_ref().filter(|_| now != *unsigned) {
+            tracing::warn!(reason, "this node can sign no certificate, so no host can join by it");
+        }
+        *unsigned = now;
         announce(node, identity, &snapshot, api).await?;
         let watch = node.registry.watch(keys::IDENTITY, snapshot.revision).await;
         watch.map_err(|error| words(&error))?.next().await.map_err(|error| words(&error))?;
@@ -89,7 +104,7 @@ async fn follow(node: &Node, identity: &NodeIdentity, api: Option<SocketAddr>) -
 /// Trusts whom the records say.
 fn apply(node: &Node, identity: &NodeIdentity, snapshot: &Snapshot) -> Result<(), String> {
     if snapshot.trusted().is_empty() {
-        return Err("the registry has no certificate authority".into());
+        return Err(Unusable::AuthorityLost.to_string());
     }
     let apis = snapshot.nodes.iter().filter_map(|one| Some((one.node.to_string(), one.api?)));
     identity.set_apis(apis.collect());

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use rustls::ClientConfig;
-use weir_identity::{Credentials, Endpoint, Host, JoinAnswer, Joiner, Token, joining_client, provider};
+use weir_identity::{
+    CaCertificate, Credentials, Endpoint, Host, JoinAnswer, Joiner, Store, StoreError, Token, joining_client,
+    provider,
+};
 
 use super::setup::own;
 use super::views::Joined;
 use crate::config::Config;
 use crate::error::{ApiError, ApiErrorKind};
-use crate::https::{self, Answer};
+use crate::https::{self, Answer, NoAnswer};
 use crate::identity::WallClock;
 use crate::timestamps::rfc3339;
 
@@ -34,9 +37,12 @@ pub async fn join(
 ) -> Result<Joined, ApiError> {
     let (store, name) = own(config)?;
     let key = store.joining_key().map_err(|error| match error {
-        weir_identity::StoreError::Exists { path } => {
+        StoreError::Exists { path } => {
             let message = format!("this host has joined a cluster already: {} exists", path.display());
-            ApiError::new(ApiErrorKind::Exists, message).hint("start the node; `weir cluster list` shows it")
+            let directory = store.directory().display();
+            ApiError::new(ApiErrorKind::Exists, message).hint(format!(
+                "start the node; `weir cluster list` shows it. If its cluster is gone, move {directory} away, and repeat"
+            ))
         }
         error => error.into(),
     })?;
@@ -47,10 +53,11 @@ pub async fn join(
     let answer = ask(endpoints, &Arc::new(tls), &body).await?;
     let joined = joiner.complete(&answer, &token.pins, now()).map_err(failed)?;
     let credentials: &Credentials = &joined.credentials;
-    store.replace_trust(&joined.authorities)?;
-    // Last: a host with it has joined.
-    store.create_node(credentials)?;
-    store.forget_joining_key()?;
+    keep(&store, credentials, &joined.authorities).map_err(|error| {
+        ApiError::from(error).hint(
+            "the cluster has admitted this host: once that is mended, run the same command with the same token again",
+        )
+    })?;
     Ok(Joined {
         cluster: joined.cluster.to_string(),
         node: name,
@@ -59,20 +66,38 @@ pub async fn join(
     })
 }
 
+/// Stores what the cluster has answered.
+fn keep(store: &Store, credentials: &Credentials, authorities: &[CaCertificate]) -> Result<(), StoreError> {
+    store.replace_trust(authorities)?;
+    // Last: a host with it has joined.
+    store.create_node(credentials)?;
+    store.forget_joining_key()
+}
+
 /// The answer of the first node that answers. A refusal is an answer: another node would say the same.
 async fn ask(endpoints: &[Endpoint], tls: &Arc<ClientConfig>, body: &[u8]) -> Result<JoinAnswer, ApiError> {
-    let mut silent = Vec::new();
+    let (mut silent, mut hints) = (Vec::new(), Vec::new());
     for endpoint in endpoints {
         match https::post(endpoint, tls, JOIN, body.to_vec(), &[]).await {
             Ok(Answer::Done(bytes)) => return JoinAnswer::decode(&bytes).map_err(failed),
             Ok(Answer::Refused(error)) if error.kind == ApiErrorKind::Unavailable => {
                 silent.push(format!("{endpoint}: {error}"));
+                hints.push(error.hint);
             }
             Ok(Answer::Refused(error)) => return Err(error),
-            Err(reason) => silent.push(format!("{endpoint}: {reason}")),
+            Err(reason) => {
+                silent.push(format!("{endpoint}: {reason}"));
+                if let NoAnswer::Mistrusted(_) = reason {
+                    hints.push("check the address; if it is right, `weir cluster invite` on a node there makes a new token".into());
+                }
+            }
         }
     }
-    let message = format!("no node could answer: {}", silent.join("; "));
-    Err(ApiError::new(ApiErrorKind::Unavailable, message)
-        .hint("is a node of the cluster up, and reachable from here? The token is still good"))
+    let message = format!("no node could admit this host: {}", silent.join("; "));
+    // What a node has said helps more than the question whether one answers.
+    let said = hints.into_iter().find(|hint| !hint.is_empty());
+    let hint = said.unwrap_or_else(|| {
+        "is a node of the cluster up, and reachable from here? The token is still good".into()
+    });
+    Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(hint))
 }

@@ -119,7 +119,7 @@ pub enum Unusable {
     #[error("{0}")]
     Registry(#[from] RegistryError),
     /// A record.
-    #[error("{key} in the registry: {source}")]
+    #[error("{key} in the registry: {}", damage(source))]
     Record {
         /// Its key.
         key: String,
@@ -136,6 +136,16 @@ pub enum Unusable {
         keys::AUTHORITIES
     )]
     AuthorityLost,
+}
+
+/// No identity's record can be deleted and made anew.
+fn damage(error: &RecordError) -> String {
+    match error {
+        RecordError::Malformed { reason, .. } => {
+            format!("it is damaged: {reason}; restore this key from a backup of the registry")
+        }
+        other => other.to_string(),
+    }
 }
 
 impl From<Unusable> for ApiError {

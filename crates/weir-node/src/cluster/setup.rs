@@ -70,10 +70,17 @@ pub async fn init(
         let other = Snapshot::read(registry).await?.authorities;
         return Err(other.map_or_else(super::admission::busy, |(authorities, _)| exists(&authorities)));
     }
-    store.replace_trust(std::slice::from_ref(authority.certificate()))?;
-    store.replace_revocations(&snapshot.revoked.0)?;
-    store.create_node(&credentials)?;
-    store.forget_joining_key()?;
+    let trusted = std::slice::from_ref(authority.certificate());
+    let kept = store
+        .replace_trust(trusted)
+        .and_then(|()| store.replace_revocations(&snapshot.revoked.0))
+        .and_then(|()| store.create_node(&credentials))
+        .and_then(|()| store.forget_joining_key());
+    kept.map_err(|error| {
+        ApiError::from(error).hint(
+            "the registry has the cluster already: once that is mended, run the same command again, and it goes on",
+        )
+    })?;
     let certificate = authority.certificate();
     Ok(Made {
         cluster: certificate.cluster().to_string(),

@@ -2,8 +2,8 @@
 
 use weir_identity::{Endpoint, Fingerprint, Host, JoinAnswer, LARGEST_MESSAGE};
 
-use super::records::Snapshot;
-
+use super::admission;
+use super::records::{Announced, Snapshot};
 use crate::error::{ApiError, ApiErrorKind};
 use crate::https::{self, FORWARDED};
 use crate::identity::NodeIdentity;
@@ -23,8 +23,11 @@ pub async fn ask(
     let failed = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Failed, error.to_string());
     let signer: Fingerprint = snapshot.signer()?.fingerprint();
     let (mut silent, mut refused) = (Vec::new(), None);
-    for other in snapshot.nodes.iter().filter(|one| snapshot.can_sign(one) && one.node != *identity.name()) {
-        let Some(api) = other.api else { continue };
+    for other in others(snapshot, Some(identity)) {
+        let Some(api) = other.api else {
+            silent.push(format!("{}: its configuration does not set api.listen", other.node));
+            continue;
+        };
         let tls = identity.api_client(&other.node).map_err(|error| failed(&error))?;
         let endpoint = Endpoint { host: Host::Ip(api.ip()), port: api.port() };
         let headers = [(FORWARDED, forwarded.to_string())];
@@ -47,9 +50,74 @@ pub async fn ask(
     if let Some(refused) = refused {
         return Err(refused);
     }
+    let unavailable = |message: String| ApiError::new(ApiErrorKind::Unavailable, message);
+    Err(match silent.is_empty() {
+        true => {
+            unavailable(format!("no node has the key of the certificate authority ({signer})")).hint(RESTORE)
+        }
+        false => unavailable(format!(
+            "no node with the key of the certificate authority ({signer}) answers: {}",
+            silent.join("; ")
+        ))
+        .hint("mend that node, or start it, and repeat"),
+    })
+}
+
+/// What helps where no node has the authority's key.
+const RESTORE: &str = "restore ca.pem in identity.directory of the node that had it from a backup (mode 0600), restart that node, and repeat";
+
+/// The nodes that say that they have the authority's key, without this one.
+fn others<'a>(
+    snapshot: &'a Snapshot,
+    identity: Option<&'a NodeIdentity>,
+) -> impl Iterator<Item = &'a Announced> {
+    let me = identity.map(NodeIdentity::name);
+    snapshot.nodes.iter().filter(move |one| snapshot.can_sign(one) && Some(&one.node) != me)
+}
+
+/// Why this node cannot sign though it may have to: its key cannot be used, or no other node has it. `None` before there is an
+/// authority.
+#[must_use]
+pub fn obstacle(identity: &NodeIdentity, snapshot: &Snapshot) -> Option<String> {
+    let signer = snapshot.signer().ok()?.fingerprint();
+    match admission::key_of(identity.store(), signer) {
+        Ok(Some(_)) => None,
+        Err(error) => Some(error.to_string()),
+        Ok(None) if others(snapshot, Some(identity)).next().is_some() => None,
+        Ok(None) => Some(format!(
+            "no node has the key of the certificate authority ({signer}), and neither has {}; {RESTORE}",
+            identity.store().directory().display()
+        )),
+    }
+}
+
+/// Refuses if no host could join now: no node that `is_there` can sign, and neither can this one.
+///
+/// # Errors
+/// Who should be able to, and why it is not.
+pub fn check(
+    identity: Option<&NodeIdentity>,
+    snapshot: &Snapshot,
+    is_there: impl Fn(&str) -> bool,
+) -> Result<(), ApiError> {
+    let signer = snapshot.signer()?.fingerprint();
+    if others(snapshot, identity).any(|one| is_there(one.node.as_str())) {
+        return Ok(());
+    }
+    let reason = match identity.map(|identity| admission::key_of(identity.store(), signer)) {
+        Some(Ok(Some(_))) => return Ok(()),
+        Some(Err(error)) => Some(error),
+        Some(Ok(None)) | None => None,
+    };
+    let down: Vec<String> = others(snapshot, identity).map(|one| one.node.to_string()).collect();
+    let hint = match (&reason, &down[..]) {
+        (Some(_), _) => "mend that on the host of this node, and repeat".into(),
+        (None, []) => RESTORE.into(),
+        (None, down) => format!("start {}, and repeat", down.join(" or ")),
+    };
+    let reason = reason.map(|error| format!(": {error}")).unwrap_or_default();
     let message = format!(
-        "no node with the key of the certificate authority ({signer}) answers: {}",
-        if silent.is_empty() { "none has an API over TLS".to_owned() } else { silent.join("; ") }
+        "no host could join with a token: no node that is up has the key of the certificate authority ({signer}){reason}"
     );
-    Err(ApiError::new(ApiErrorKind::Unavailable, message))
+    Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))
 }

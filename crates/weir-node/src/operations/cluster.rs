@@ -8,7 +8,7 @@ use super::{Answer, Operations};
 use crate::api::NodeView;
 use crate::api::{ApiError, ApiErrorKind};
 use crate::cluster::joining::JOIN;
-use crate::cluster::records::Snapshot;
+use crate::cluster::records::{NO_AUTHORITY, Snapshot};
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
 };
@@ -28,7 +28,15 @@ impl Operations {
     /// # Errors
     /// There is no authority; the registry does not answer.
     pub async fn cluster(&self) -> Answer<ClusterView> {
-        changes::list(&*self.node.registry, now()).await
+        changes::list(&*self.node.registry, now()).await.map_err(|error| self.of_member(error))
+    }
+
+    /// A node with an identity has a cluster: another one is no remedy where the registry knows none.
+    fn of_member(&self, error: ApiError) -> ApiError {
+        match &self.node.identity {
+            Some(identity) if error.code == NO_AUTHORITY => error.hint(identity.no_cluster().to_string()),
+            _ => error,
+        }
     }
 
     /// Makes a token.
@@ -36,7 +44,12 @@ impl Operations {
     /// # Errors
     /// As [`Operations::cluster`]; the request is wrong, or nobody could answer a host that joins.
     pub async fn invite(&self, wanted: Invite) -> Answer<Invited> {
-        let invited = changes::invite(&*self.node.registry, &wanted, now()).await?;
+        let nodes = self.nodes();
+        let is_there = |name: &str| nodes.iter().any(|one| one.name == name && one.is_there());
+        let can_join =
+            |snapshot: &Snapshot| signers::check(self.node.identity.as_deref(), snapshot, is_there);
+        let invited = changes::invite(&*self.node.registry, &wanted, can_join, now()).await;
+        let invited = invited.map_err(|error| self.of_member(error))?;
         let whom = wanted.only_for.map_or_else(|| "any name".to_owned(), |name| format!("node {name}"));
         let text = format!("token {} for {whom}, until {}", invited.id, invited.expires);
         self.node.journal.tell("invited", &invited.id.to_string(), text);

@@ -92,6 +92,11 @@ async fn an_interrupted_attempt_goes_on() {
     place.store().create_authority(&authority).unwrap();
     let fingerprint = authority.certificate().fingerprint().to_string();
     let key = place.store().joining_key().unwrap().public();
+    // A file that cannot be written, once the registry has the records.
+    std::fs::create_dir(place.keys().join("revoked.json")).unwrap();
+    let refused = place.init(&registry).await.unwrap_err();
+    assert!(refused.hint.contains("run the same command again"), "{refused:?}");
+    std::fs::remove_dir(place.keys().join("revoked.json")).unwrap();
     let made = place.init(&registry).await.unwrap();
     assert_eq!(made.authority, fingerprint);
     // After the registry has the records, and after each of the files that follow.
@@ -128,5 +133,9 @@ async fn a_registry_without_its_authority_gets_no_other_one() {
     let refused = place.init(&registry).await.unwrap_err();
     let words = ["the key identity/authorities is missing", "from a backup of the registry"];
     assert!(words.iter().all(|word| refused.message.contains(word)), "{refused:?}");
+    registry.transact(Transaction::new().put(keys::AUTHORITIES, "{}")).await.unwrap();
+    let refused = place.init(&registry).await.unwrap_err().message;
+    assert!(refused.contains("identity/authorities in the registry: it is damaged"), "{refused}");
+    assert!(refused.contains("restore this key") && !refused.contains("delete"), "{refused}");
     assert!(!place.keys().exists());
 }

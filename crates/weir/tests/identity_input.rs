@@ -1,0 +1,112 @@
+//! Identities with wrong input: what `weir cluster init`, `invite` and `join` refuse, and in which words. Nothing is overwritten.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+#[path = "common/hosts.rs"]
+mod hosts;
+
+use common::await_some;
+use hosts::{Hosts, Process};
+use weir_identity::{Fingerprint, Token};
+
+/// A configuration of host 1 that names another registry.
+fn elsewhere(hosts: &Hosts) {
+    let text = hosts.place.read("n1.toml").replace("/r.sock", "/other.sock");
+    std::fs::write(hosts.place.path().join("other.toml"), text).unwrap();
+}
+
+#[test]
+fn a_member_neither_sets_up_another_cluster_nor_starts_without_its_own() {
+    let hosts = Hosts::new();
+    let cluster = hosts.place.json("cluster init --config n1.toml")["cluster"].as_str().unwrap().to_owned();
+    let files = ["ca.pem", "node.pem", "trust.pem", "revoked.json"];
+    let read = || files.map(|name| hosts.place.read(&format!("h1/keys/{name}")));
+    let before = read();
+    elsewhere(&hosts);
+    // No registry is there: none is asked.
+    let refused = hosts.place.fails("cluster init --config other.toml", 4);
+    let words = format!("this host is node n1 of cluster {cluster} already");
+    assert!(refused.contains(&words) && refused.contains("registry.prefix"), "{refused}");
+    let _other = Process::start(&hosts.place, "registry --socket other.sock --file other.db", "other.log");
+    await_some("the other registry answers", || hosts.place.path().join("other.sock").exists().then_some(()));
+    hosts.place.fails("cluster init --config other.toml", 4);
+    assert_eq!(read(), before);
+    let refused = hosts.place.fails("node --config other.toml", 4);
+    let words = format!("node n1 is a member of cluster {cluster}");
+    assert!(refused.contains(&words) && refused.contains("the registry has no cluster at all"), "{refused}");
+    assert_eq!(read(), before);
+}
+
+#[test]
+fn a_token_file_without_a_token_is_named() {
+    let hosts = Hosts::new();
+    let path = |name: &str| hosts.place.path().join(name);
+    std::fs::write(path("empty"), "\n").unwrap();
+    std::fs::write(path("binary"), [0xff, 0, 0xfe]).unwrap();
+    std::fs::write(path("text"), "hello").unwrap();
+    std::fs::create_dir(path("directory")).unwrap();
+    for (name, why) in [
+        ("empty", "it is empty"),
+        ("binary", "it is no text"),
+        ("text", "not a join token"),
+        ("directory", "Is a directory"),
+        ("missing", "No such file"),
+    ] {
+        let said = hosts.place.fails(&format!("cluster join --config n2.toml --token-file {name}"), 2);
+        assert!(said.contains(&format!("--token-file {name}: ")) && said.contains(why), "{said}");
+        assert!(said.contains("weir cluster invite"), "{said}");
+    }
+    assert!(!path("h2/keys").exists());
+}
+
+#[test]
+fn nobody_is_invited_whom_no_node_could_admit() {
+    let mut hosts = Hosts::new();
+    hosts.place.ok("cluster init --config n1.toml --host 127.0.0.1");
+    hosts.start(1);
+    await_some("n1 has told where it answers", || hosts.on(1, "cluster invite").then_some(()));
+    let token = hosts.token("--for n2");
+    let invite = "cluster invite --api h1/api.sock";
+    // Strangers are answered once a second.
+    let join = |token: &str, code: i32, word: &str| {
+        await_some("the host that joins is answered", || {
+            let line = format!("cluster join --config n2.toml --token {token}");
+            let said = hosts.place.fails(&line, code);
+            let is_limited = said.contains("too many requests");
+            if is_limited {
+                assert!(said.contains("try again in 1 s") && !said.contains("reachable from here"), "{said}");
+            }
+            (!is_limited).then(|| assert!(said.contains(word), "{said:?} says nothing of {word:?}"))
+        });
+    };
+    let real: Token = token.parse().unwrap();
+    let other = Token { pins: vec![Fingerprint([7; 32])], ..real };
+    join(&other.text(), 5, "check the address; if it is right, `weir cluster invite`");
+
+    let ca = hosts.place.path().join("h1/keys/ca.pem");
+    let whole = std::fs::read(&ca).unwrap();
+    std::fs::write(&ca, &whole[..whole.len() / 2]).unwrap();
+    let refused = hosts.place.fails(invite, 4);
+    let words = [
+        "no host could join with a token",
+        "h1/keys/ca.pem is damaged",
+        "is missing, so the file is truncated",
+    ];
+    assert!(words.iter().all(|word| refused.contains(word)), "{refused}");
+    let place = format!("{}: this node cannot use the key of the certificate authority", hosts.address(1));
+    join(&token, 5, &place);
+    std::fs::rename(&ca, ca.with_extension("away")).unwrap();
+    assert!(hosts.place.fails(invite, 4).contains("restore ca.pem in identity.directory"));
+    join(&token, 5, "no node has the key of the certificate authority");
+    join(&token, 5, "restore ca.pem in identity.directory");
+
+    drop(hosts.nodes.pop());
+    hosts.start(1);
+    await_some("the node says that it cannot sign", || {
+        hosts.place.read("n1.log").contains("this node can sign no certificate").then_some(())
+    });
+    std::fs::rename(ca.with_extension("away"), &ca).unwrap();
+    std::fs::write(&ca, &whole).unwrap();
+    hosts.place.ok(invite);
+    hosts.place.ok(&format!("cluster join --config n2.toml --token {token}"));
+}
