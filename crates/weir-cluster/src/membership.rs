@@ -1,5 +1,6 @@
 //! This node's membership in the cluster: its lease, its record, and the deadline of its trust in them.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -16,6 +17,9 @@ use crate::registry::{
 };
 use crate::right::SessionLease;
 use crate::view::View;
+
+/// A registry that has not answered for this long is worth a line in the log.
+const SILENT: Duration = Duration::from_secs(3);
 
 /// All nodes with a valid lease; start it with [`keys::NODES`].
 pub type LiveNodes = View<NodeRecord>;
@@ -40,10 +44,14 @@ impl Default for SessionConfig {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SessionError {
     /// Another process uses this name.
-    #[error("{holder} already uses this name; stop it, or wait until its lease ends")]
+    #[error(
+        "{holder}, whose peer address is {address}, already uses this name; stop it, or wait until its lease ends, or set another name"
+    )]
     NameTaken {
         /// The process.
         holder: NodeRef,
+        /// Where it takes connections of other nodes.
+        address: SocketAddr,
     },
     /// The record under this name cannot be read.
     #[error(transparent)]
@@ -168,7 +176,7 @@ impl NodeSession {
     /// Time of the registry's last known answer: this node's view of the registry is about as old.
     #[must_use]
     pub fn heard(&self) -> Nanos {
-        Nanos(self.shared.heard.load(Ordering::Relaxed))
+        self.shared.heard()
     }
 
     /// Notifies of changes of the lease's state.
@@ -260,6 +268,10 @@ impl Shared {
         self.record.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    fn heard(&self) -> Nanos {
+        Nanos(self.heard.load(Ordering::Relaxed))
+    }
+
     /// Whether the lease is certainly valid.
     fn is_trusted(&self) -> bool {
         Nanos::now() < self.lease.borrow().until
@@ -317,9 +329,10 @@ async fn put_node(
     let transaction = match registry.get(&key).await? {
         None => Transaction::new().absent(key.clone()),
         Some(entry) => {
-            let holder = NodeRecord::of(&entry)?.node_ref();
+            let other = NodeRecord::of(&entry)?;
+            let (holder, address) = (other.node_ref(), other.peer_address);
             if holder != record.node_ref() {
-                return Err(SessionError::NameTaken { holder });
+                return Err(SessionError::NameTaken { holder, address });
             }
             Transaction::new().unchanged(key.clone(), entry.mod_revision)
         }
@@ -341,9 +354,11 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
     // Joining takes several round trips, and has used up the lease's time.
     let left = shared.lease.borrow().until.0.saturating_sub(Nanos::now().0);
     let mut pause = (ttl / 3).min(Duration::from_nanos(left) / 2);
+    let mut silence = Silence::default();
     loop {
         weir_task::sleep(pause).await;
         if !shared.is_trusted() && !receives_answers(&shared).await {
+            silence.lasts(&shared, "no answer in time");
             shared.set_state(SessionState::Unconfirmed);
             pause = soon;
             continue;
@@ -356,12 +371,14 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
                 let trusted = granted.saturating_sub(margin);
                 shared.lease.send_modify(|lease| lease.until = lease.until.max(sent + trusted));
                 shared.set_state(SessionState::Held);
+                silence.ends(&shared);
                 shared.heard.store(sent.0, Ordering::Relaxed);
                 // Counted from sending, so that a slow registry does not prolong the interval.
                 pause = (granted / 3).saturating_sub(Nanos::now() - sent).max(soon);
                 continue;
             }
             Ok(Err(RegistryError::LeaseExpired { .. })) => {
+                silence.ends(&shared);
                 shared.end_lease();
                 tracing::warn!(node = shared.me.node, %lease, "lost the lease");
                 return shared.set_state(SessionState::Lost);
@@ -369,11 +386,39 @@ async fn keep_alive(shared: Arc<Shared>, lease: LeaseId) {
             Ok(Err(error)) => error.to_string(),
             Err(_) => "no answer in time".to_owned(),
         };
-        tracing::debug!(node = shared.me.node, error, "cannot keep the lease alive");
+        silence.lasts(&shared, &error);
         if !shared.is_trusted() {
             shared.set_state(SessionState::Unconfirmed);
         }
         pause = soon;
+    }
+}
+
+/// Whether the log has told of a registry that does not answer: one line, and one when it answers again.
+#[derive(Default)]
+struct Silence {
+    is_told: bool,
+}
+
+impl Silence {
+    fn lasts(&mut self, shared: &Shared, error: &str) {
+        tracing::debug!(node = shared.me.node, error, "cannot keep the lease alive");
+        let silent = Nanos::now().since(shared.heard());
+        if silent >= SILENT && !std::mem::replace(&mut self.is_told, true) {
+            let seconds = silent.as_secs();
+            tracing::warn!(
+                node = shared.me.node,
+                error,
+                "the registry has not answered for {seconds} s; this node goes on asking"
+            );
+        }
+    }
+
+    fn ends(&mut self, shared: &Shared) {
+        if std::mem::take(&mut self.is_told) {
+            let seconds = Nanos::now().since(shared.heard()).as_secs();
+            tracing::info!(node = shared.me.node, "the registry answers again, after {seconds} s");
+        }
     }
 }
 

@@ -43,7 +43,15 @@ async fn a_session_keeps_its_deadline_ahead_and_its_name_to_itself() {
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     let taken = NodeSession::start(machine.client(), node("a", 2), config(600)).await.unwrap_err();
-    assert_eq!(taken, SessionError::NameTaken { holder: NodeRef::new("a", 1) });
+    assert_eq!(
+        taken,
+        SessionError::NameTaken { holder: NodeRef::new("a", 1), address: node("a", 1).peer_address }
+    );
+    let said = taken.to_string();
+    assert!(
+        said.contains(&node("a", 1).peer_address.to_string()) && said.contains("set another name"),
+        "{said}"
+    );
     session.leave().await.unwrap();
     assert_eq!(leased.borrow().until, Nanos(0));
     NodeSession::start(machine.client(), node("a", 2), config(600)).await.unwrap();

@@ -104,8 +104,6 @@ pub async fn join(
     waits: impl Fn(&str),
 ) -> Result<NodeSession, SessionError> {
     let ttl = config.lease.ttl.0;
-    waits(&format!("the registry at {} has not answered yet", config.registry.place()));
-    let mut told = String::new();
     loop {
         let times = SessionConfig { ttl, margin: ttl / MARGIN };
         let session = match check_usable(&**registry, config).await {
@@ -118,13 +116,7 @@ pub async fn join(
                 error @ (SessionError::NameTaken { .. }
                 | SessionError::Registry(RegistryError::Unavailable { .. })),
             ) => {
-                let reason = error.to_string();
-                waits(&reason);
-                // Once for each reason, not five times a second.
-                if told != reason {
-                    tracing::info!(reason, "waiting to join the cluster");
-                    told = reason;
-                }
+                waits(&error.to_string());
                 weir_task::sleep(START_AGAIN).await;
             }
             Err(error) => return Err(error),

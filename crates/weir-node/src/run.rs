@@ -5,7 +5,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit, setrlimit};
@@ -40,10 +40,12 @@ use crate::identity::{IdentityError, NodeIdentity};
 use crate::members;
 use crate::network::{Tcp, keep_checking};
 use crate::operations::Operations;
+use crate::patience::{Told, is_taken, patiently};
 use crate::plane::{self, Parts, Plane};
 use crate::shard::opener::Threads;
 use crate::shard::stack::{Plain, Wrap};
 use crate::shard::{Shard, ShardConfig};
+use crate::state_lock::{LockError, StateLock};
 use crate::stop::{self, Left};
 
 /// Notices of the shards that wait for the control plane.
@@ -52,12 +54,6 @@ const NOTICES: usize = 4096;
 /// Longest wait for the shards of a node that stops, once its disks are closed. They may still have a write to the flash in
 /// flight, and a flash that hangs answers late or never.
 const SHARDS_END: Duration = Duration::from_secs(5);
-
-/// The time for which the node retries an address or a flash medium that is in use.
-const TAKEN_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Pause before it is tried again.
-const START_AGAIN: Duration = Duration::from_millis(200);
 
 /// Why a node does not run.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +66,23 @@ pub enum NodeError {
         /// The system's error.
         source: io::Error,
     },
+    /// An address that another process has.
+    #[error(
+        "{what} at {address}: {source}; another process has this address: stop that process, or set {key}"
+    )]
+    Taken {
+        /// Who was to listen there.
+        what: &'static str,
+        /// The address.
+        address: SocketAddr,
+        /// Its key in the configuration.
+        key: &'static str,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// The state directory is another node's, or cannot be locked.
+    #[error(transparent)]
+    State(#[from] LockError),
     /// Another process answers at the API's socket.
     #[error("another process answers at {}; stop it, or set api.socket", .0.display())]
     Running(PathBuf),
@@ -151,6 +164,7 @@ pub async fn run_with(
     let started = Nanos::now();
     let identity = load_identity(&config)?;
     make_dir("state_dir", &config.state_dir)?;
+    let _state = lock_state(&config).await?;
     // A socket's directory, where it is not the state directory.
     for (key, socket) in [("api.socket", Some(config.api_socket())), ("nbd.unix", config.nbd_socket())] {
         if let Some(directory) = socket.as_deref().and_then(Path::parent) {
@@ -158,17 +172,15 @@ pub async fn run_with(
         }
     }
     let _ = std::fs::remove_file(stop::left_behind(&config.state_dir));
-    let peers = patiently(async || TcpListener::bind(config.peers.listen).await, is_taken)
-        .await
-        .map_err(system(format!("listening for peers at {}", config.peers.listen)))?;
+    let peers = listen("listening for peers", "peers.listen", config.peers.listen).await?;
     let taken = |error: &NodeError| match error {
         NodeError::Export(ListenError::Io { source, .. }) => is_taken(source),
         error => matches!(error, NodeError::Running(_) | NodeError::Export(ListenError::InUse(_))),
     };
     let nbd = identity.as_deref().map(NodeIdentity::nbd_server).transpose()?;
     let open = async || exports::listen(&config, nbd.as_ref()).await.map_err(NodeError::from);
-    let (listeners, [nbd_tcp, nbd_tls]) = patiently(open, taken).await?;
-    let api = patiently(async || bind_api(&config.api_socket()).await, taken).await?;
+    let (listeners, [nbd_tcp, nbd_tls]) = patiently("an address of the NBD export", open, taken).await?;
+    let api = patiently("the API's socket", async || bind_api(&config.api_socket()).await, taken).await?;
     let mut services = JoinSet::new();
     let stage = http::Stage::new(http::not_joined("it is starting"));
     let audit = Audit::open(&config.state_dir, &config.name)
@@ -186,7 +198,7 @@ pub async fn run_with(
     };
 
     let in_use = |error: &NodeError| matches!(error, NodeError::Flash(FlashError::InUse(_)));
-    let flash = patiently(async || open_flash(&config).await, in_use).await?;
+    let flash = patiently("the flash medium", async || open_flash(&config).await, in_use).await?;
     let (notices, wanted) = mpsc::channel(NOTICES);
     let shards = start_shards(&config, flash.clone(), &setup.wrap, &notices)?;
     drop(notices);
@@ -217,19 +229,27 @@ pub async fn run_with(
         media: capacity::media(&config.resources, flash.as_deref(), &[]),
         load: 0,
     };
+    let told = Mutex::new(Told::default());
+    let waits = |reason: &str| {
+        drop(stage.send_replace(http::not_joined(reason)));
+        if told.lock().unwrap_or_else(PoisonError::into_inner).is_due(reason) {
+            tracing::warn!(reason, "waiting to join the cluster");
+        }
+    };
+    let place = config.registry.place();
+    drop(stage.send_replace(http::not_joined(&format!("the registry at {place} has not answered yet"))));
+    tracing::info!(registry = place, "joining the cluster");
     if let Some(identity) = &identity {
-        let waits = |reason: &str| drop(stage.send_replace(http::not_joined(reason)));
         tokio::select! {
-            checked = follow::check(&*registry, identity, waits) => checked?,
+            checked = follow::check(&*registry, identity, &waits) => checked?,
             () = &mut shutdown => return Ok(()),
         }
     }
     let session = tokio::select! {
-        session = plane::join(&registry, record, &config, |reason| {
-            drop(stage.send_replace(http::not_joined(reason)));
-        }) => session?,
+        session = plane::join(&registry, record, &config, &waits) => session?,
         () = &mut shutdown => return Ok(()),
     };
+    tracing::info!(registry = place, "in the cluster");
     let rules = config.nodes.rules();
     let network = Arc::new(Tcp::new(identity.clone(), config.peers.plaintext));
     let parts = Parts { config, rules, registry, network, identity, shards: queues, flash, started, damaged };
@@ -315,9 +335,29 @@ pub fn registry(config: &Config) -> Result<Arc<dyn Registry>, RegistryError> {
 
 /// The listener of the API over TLS, and its address.
 async fn bind_tls(address: SocketAddr) -> Result<(SocketAddr, TcpListener), NodeError> {
-    let what = || system(format!("listening for the API at {address}"));
-    let listener = patiently(async || TcpListener::bind(address).await, is_taken).await.map_err(what())?;
-    Ok((listener.local_addr().map_err(what())?, listener))
+    let what = "listening for the API";
+    let listener = listen(what, "api.listen", address).await?;
+    Ok((listener.local_addr().map_err(system(format!("{what} at {address}")))?, listener))
+}
+
+/// A listener at the address of `key`.
+async fn listen(
+    what: &'static str,
+    key: &'static str,
+    address: SocketAddr,
+) -> Result<TcpListener, NodeError> {
+    let bound = patiently(address, async || TcpListener::bind(address).await, is_taken).await;
+    bound.map_err(|source| match is_taken(&source) {
+        true => NodeError::Taken { what, address, key, source },
+        false => NodeError::System { what: format!("{what} at {address}"), source },
+    })
+}
+
+/// The state directory for this node alone, until the lock is dropped.
+async fn lock_state(config: &Config) -> Result<StateLock, NodeError> {
+    let take = async || StateLock::take(&config.state_dir, &config.name);
+    let taken = |error: &LockError| matches!(error, LockError::Taken { .. });
+    Ok(patiently(format!("the directory {}", config.state_dir.display()), take, taken).await?)
 }
 
 /// The identity of the node, if it is to have one.
@@ -393,28 +433,6 @@ fn start_shards(
         .map(|number| Shard::start(number, shard.clone(), notices.clone()))
         .collect::<Result<_, _>>()
         .map_err(system("starting the shards"))
-}
-
-/// Retries for a while as long as an address, or the flash medium, is in use: the kernel keeps them for a process that was
-/// killed a moment ago until it has ended the process's I/O, and any connection may use the port.
-async fn patiently<T, E: std::fmt::Display>(
-    bind: impl AsyncFn() -> Result<T, E>,
-    taken: impl Fn(&E) -> bool,
-) -> Result<T, E> {
-    let deadline = Nanos::now() + TAKEN_PATIENCE;
-    loop {
-        match bind().await {
-            Err(error) if taken(&error) && Nanos::now() < deadline => {
-                tracing::info!(%error, "waiting for it");
-                tokio::time::sleep(START_AGAIN).await;
-            }
-            result => return result,
-        }
-    }
-}
-
-fn is_taken(error: &io::Error) -> bool {
-    error.kind() == io::ErrorKind::AddrInUse
 }
 
 /// The API's socket: mode 0600 before any client can connect. One that a former process left is replaced.

@@ -7,10 +7,10 @@ use weir_lab::LabError;
 use weir_load::LoadError;
 use weir_load::verify::HistoryError;
 use weir_nbd::client::NbdError;
-use weir_node::NodeError;
 use weir_node::api::{ApiError, ApiErrorKind};
 use weir_node::config::ConfigError;
 use weir_node::identity::IdentityError;
+use weir_node::{LockError, NodeError};
 
 /// Name and version of the JSON that [`Failure::to_json`] writes.
 const SCHEMA: &str = "weir.error/1";
@@ -170,6 +170,8 @@ impl From<NodeError> for Failure {
             NodeError::Identity(IdentityError::Store(error)) => ApiError::from(error).into(),
             NodeError::Revoked(_)
             | NodeError::Running(_)
+            | NodeError::Taken { .. }
+            | NodeError::State(LockError::Taken { .. })
             | NodeError::Identity(
                 IdentityError::OtherName { .. }
                 | IdentityError::Mistrusted { .. }
