@@ -1,6 +1,6 @@
 //! Deadlines, retries, and the check that the keys are this registry's.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::task::Poll;
@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 use weir_cluster::RegistryError;
 
 use crate::config::EtcdConfig;
-use crate::failure::{Again, Failure, Refusal};
+use crate::failure::{Again, Failure, NO_CONNECTION, Refusal, advice};
 use crate::keepers::Keepers;
 use crate::layout::{Layout, Marker};
 use crate::links::{Link, Links};
@@ -138,7 +138,7 @@ impl Core {
         let mut unidentified = BTreeSet::new();
         let mut running = Vec::new();
         let mut tried = Tried { links: &self.links, endpoints: Vec::new(), answered: false };
-        let mut reason = "no answer in time".to_owned();
+        let mut reasons = BTreeMap::new();
         while Instant::now() < deadline {
             let endpoint = tried.next();
             let limit = self.config.attempt_timeout * tried.rounds();
@@ -163,8 +163,8 @@ impl Core {
                     return Err(of_kind(kind, refusal));
                 }
             };
-            reason = format!("{}: {}", self.links.name(endpoint), again.reason);
             self.links.leave(endpoint, &again.reason);
+            reasons.insert(endpoint, again.reason);
             // First of all: a change that was begun is in doubt, whatever ended it.
             if again.in_doubt && kind == Kind::Change {
                 break;
@@ -173,9 +173,7 @@ impl Core {
                 unidentified.insert(endpoint);
             }
             if unidentified.len() == self.links.count() {
-                let remedy =
-                    "check registry.ca, registry.certificate and registry.key, and etcd's own certificates";
-                let reason = format!("no endpoint of etcd can be used, the last {reason}; {remedy}");
+                let reason = format!("no endpoint of etcd can be used: {}", self.failures(&reasons));
                 return Err(Refusal::Error(RegistryError::Setup { reason }));
             }
             failed += 1;
@@ -183,7 +181,26 @@ impl Core {
                 tokio::time::sleep_until(deadline.min(Instant::now() + PAUSE)).await;
             }
         }
-        Err(Refusal::Error(RegistryError::unavailable(format!("etcd, {reason}"))))
+        Err(Refusal::Error(RegistryError::unavailable(format!("etcd, {}", self.failures(&reasons)))))
+    }
+
+    /// The last failure of each endpoint that was tried, and what to do.
+    fn failures(&self, reasons: &BTreeMap<usize, String>) -> String {
+        if reasons.is_empty() {
+            let endpoints: Vec<&str> =
+                (0..self.links.count()).map(|number| self.links.name(number)).collect();
+            return format!("{}: no answer in time", endpoints.join(", "));
+        }
+        let mut parts: Vec<String> = reasons
+            .iter()
+            .map(|(number, reason)| format!("{}: {reason}", self.links.name(*number)))
+            .collect();
+        let mut advices: Vec<&str> = reasons.values().map(|reason| advice(reason)).collect();
+        advices.retain(|advice| !advice.is_empty());
+        advices.sort_unstable();
+        advices.dedup();
+        parts.extend(advices.into_iter().map(str::to_owned));
+        parts.join("; ")
     }
 
     async fn attempt<T, F>(
@@ -202,7 +219,7 @@ impl Core {
             Kind::Change => deadline.min(Instant::now() + limit),
         };
         let Ok(link) = timeout_at(until(limit), self.links.link(endpoint)).await else {
-            return Err(Again::not_done(format!("no connection within {limit:?}")).into());
+            return Err(Again::not_done(format!("{NO_CONNECTION} {limit:?}")).into());
         };
         // A change that was lost with a leader would wait for etcd's own limit of 7 s.
         let end = until(2 * self.config.attempt_timeout);

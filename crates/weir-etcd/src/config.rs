@@ -73,7 +73,12 @@ pub enum ConfigError {
         path: PathBuf,
         /// The system's error, or what is wrong with the content.
         reason: String,
+        /// The kind of the system's error; `None` if the content is wrong.
+        kind: Option<std::io::ErrorKind>,
     },
+    /// The endpoints and files together are not usable.
+    #[error("{0}")]
+    Tls(String),
 }
 
 /// The content of all files.
@@ -146,7 +151,7 @@ impl EtcdConfig {
             (None, true) => {
                 return bad(
                     "registry.ca",
-                    "",
+                    "\"\"",
                     "https:// needs the file of the CA that signed etcd's certificates",
                 );
             }
@@ -157,12 +162,12 @@ impl EtcdConfig {
             _ => {}
         }
         if let Err(reason) = check_prefix(&self.prefix) {
-            return bad("registry.prefix", &self.prefix, reason);
+            return bad("registry.prefix", &format!("{:?}", self.prefix), reason);
         }
         if let Some(user) = &self.user
             && user.name.is_empty()
         {
-            return bad("registry.user", "", "a user has a name");
+            return bad("registry.user", "\"\"", "a user has a name");
         }
         let times = Duration::from_millis(50)..=Duration::from_secs(60);
         if !times.contains(&self.attempt_timeout) || !times.contains(&self.request_timeout) {
@@ -188,7 +193,7 @@ impl EtcdConfig {
             let password = file(key, &user.password)?.lines().next().unwrap_or_default().to_owned();
             if password.is_empty() {
                 let reason = "its first line is empty; it must be the password".to_owned();
-                return Err(ConfigError::File { key, path: user.password.clone(), reason });
+                return Err(ConfigError::File { key, path: user.password.clone(), reason, kind: None });
             }
             Ok((user.name.clone(), password))
         });
@@ -214,7 +219,10 @@ fn scheme(endpoint: &str) -> Result<(bool, bool), &'static str> {
 }
 
 fn check_prefix(prefix: &str) -> Result<(), &'static str> {
-    if !prefix.starts_with('/') || !prefix.ends_with('/') || prefix.len() < 3 {
+    if prefix == "/" || prefix == "//" {
+        return Err("a name is missing between its slashes, as \"/weir/production/\"");
+    }
+    if !prefix.starts_with('/') || !prefix.ends_with('/') {
         return Err("it must begin and end with '/', as \"/weir/production/\"");
     }
     if prefix.len() > MAX_PREFIX {
@@ -227,12 +235,16 @@ fn check_prefix(prefix: &str) -> Result<(), &'static str> {
 }
 
 fn file(key: &'static str, path: &Path) -> Result<String, ConfigError> {
-    let bad = |reason: String| ConfigError::File { key, path: path.to_owned(), reason };
-    let size = std::fs::metadata(path).map_err(|error| bad(error.to_string()))?.len();
+    let bad = |reason, kind| ConfigError::File { key, path: path.to_owned(), reason, kind };
+    let failed = |error: std::io::Error| match error.kind() {
+        std::io::ErrorKind::InvalidData => bad(error.to_string(), None),
+        kind => bad(error.to_string(), Some(kind)),
+    };
+    let size = std::fs::metadata(path).map_err(failed)?.len();
     if size > MAX_FILE {
-        return Err(bad(format!("it has {size} bytes; at most {MAX_FILE} make sense")));
+        return Err(bad(format!("it has {size} bytes; at most {MAX_FILE} make sense"), None));
     }
-    std::fs::read_to_string(path).map_err(|error| bad(error.to_string()))
+    std::fs::read_to_string(path).map_err(failed)
 }
 
 fn pem(key: &'static str, path: &Path, kind: &str) -> Result<String, ConfigError> {
@@ -243,7 +255,7 @@ fn pem(key: &'static str, path: &Path, kind: &str) -> Result<String, ConfigError
         return Ok(text);
     }
     let reason = format!("it has no \"-----BEGIN {kind}-----\"; it must be in PEM format");
-    Err(ConfigError::File { key, path: path.to_owned(), reason })
+    Err(ConfigError::File { key, path: path.to_owned(), reason, kind: None })
 }
 
 #[cfg(test)]
@@ -282,7 +294,7 @@ mod tests {
             (plain("http://host:1/path"), "it must be https://HOST:PORT"),
             (plain("ftp://host:1"), "it must be https://HOST:PORT"),
             (plain("http://host:99999"), "it must be https://HOST:PORT"),
-            (plain("https://host:1"), "registry.ca = : https:// needs the file of the CA"),
+            (plain("https://host:1"), "registry.ca = \"\": https:// needs the file of the CA"),
             (EtcdConfig::new(["http://a:1", "http://a:1"]), "it is there twice"),
             (
                 EtcdConfig { endpoints: vec!["https://a:1".into(), "http://b:1".into()], ..secure() },
@@ -297,9 +309,11 @@ mod tests {
                 "would send the password unencrypted",
             ),
             (EtcdConfig { user: user(""), ..secure() }, "registry.user"),
-            (prefix("weir/"), "registry.prefix = weir/: it must begin and end with '/'"),
+            (prefix("weir/"), "registry.prefix = \"weir/\": it must begin and end with '/'"),
             (prefix("/weir"), "it must begin and end with '/'"),
-            (prefix("/"), "it must begin and end with '/'"),
+            (prefix(""), "registry.prefix = \"\": it must begin and end with '/'"),
+            (prefix("/"), "registry.prefix = \"/\": a name is missing between its slashes"),
+            (prefix("//"), "a name is missing between its slashes"),
             (prefix("/a//b/"), "visible ASCII"),
             (prefix("/a b/"), "visible ASCII"),
             (prefix("/é/"), "visible ASCII"),

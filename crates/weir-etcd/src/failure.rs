@@ -160,6 +160,37 @@ fn is_identity(reason: &str) -> bool {
     reason.contains("invalid peer certificate") || reason.contains("received fatal alert")
 }
 
+/// What to do about a connection that failed, or an identity that was refused, for the end of a message.
+pub(crate) fn advice(reason: &str) -> &'static str {
+    let says = |words: &[&str]| words.iter().any(|word| reason.contains(word));
+    if says(&["UnknownIssuer", "UnknownCA"]) && says(&["invalid peer certificate"]) {
+        "registry.ca did not sign etcd's certificate: name the CA of etcd's own certificate (its --cert-file) there"
+    } else if says(&["not valid for name"]) {
+        "etcd's certificate does not name the host in registry.etcd: use a host that it names, or give etcd another certificate"
+    } else if says(&["invalid peer certificate"]) {
+        "etcd's certificate is not accepted: check it, this host's clock, and registry.ca"
+    } else if says(&["received fatal alert"]) {
+        "etcd refuses this host's certificate: registry.certificate and registry.key must be there, valid now, and signed by a CA of \
+         etcd's --trusted-ca-file"
+    } else if says(&[
+        "broken pipe",
+        "connection closed",
+        "handshake eof",
+        "invalid size",
+        "corrupt message",
+        "connection reset",
+    ]) {
+        "the scheme (http:// or https://) or the port in registry.etcd may be wrong"
+    } else if says(&["Connection refused", "dns error", "unreachable", "No route to host", NO_CONNECTION]) {
+        "does etcd run there, and is registry.etcd right?"
+    } else {
+        ""
+    }
+}
+
+/// The reason of an attempt without a connection.
+pub(crate) const NO_CONNECTION: &str = "no connection within";
+
 /// An error with its sources: a transport's error alone says only "transport error".
 fn chain(error: &(dyn Error + 'static)) -> String {
     let mut parts: Vec<String> = Vec::new();

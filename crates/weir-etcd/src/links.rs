@@ -12,7 +12,7 @@ use tokio::sync::{Mutex, watch};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use weir_cluster::RegistryError;
 
-use crate::config::{EtcdConfig, Secrets};
+use crate::config::{ConfigError, EtcdConfig, Secrets};
 use crate::failure::{Failure, of_connecting};
 
 /// Largest answer to a call: 128 entries with the largest value.
@@ -161,21 +161,22 @@ fn setup(reason: String) -> Failure {
 }
 
 /// Checks URLs and certificates without connecting.
-pub(crate) fn check(config: &EtcdConfig, secrets: &Secrets) -> Result<(), RegistryError> {
+pub(crate) fn check(config: &EtcdConfig, secrets: &Secrets) -> Result<(), ConfigError> {
     for url in &config.endpoints {
         endpoint(url, config, secrets)?;
     }
     Ok(())
 }
 
-fn endpoint(url: &str, config: &EtcdConfig, secrets: &Secrets) -> Result<Endpoint, RegistryError> {
+fn endpoint(url: &str, config: &EtcdConfig, secrets: &Secrets) -> Result<Endpoint, ConfigError> {
     let bad = |error: tonic::transport::Error| {
         let source =
             std::error::Error::source(&error).map(|source| format!(": {source}")).unwrap_or_default();
-        let reason = format!(
+        // No peer has shown a certificate yet.
+        let source = source.replace("invalid peer certificate", "registry.certificate is not usable");
+        ConfigError::Tls(format!(
             "{url}: {error}{source}; check registry.etcd and the files registry.ca, registry.certificate and registry.key"
-        );
-        RegistryError::Setup { reason }
+        ))
     };
     let mut endpoint = Endpoint::from_shared(url.to_owned())
         .map_err(bad)?
@@ -208,7 +209,8 @@ fn ends_living_leases(version: &str) -> bool {
 }
 
 async fn connect(url: &str, config: &EtcdConfig, secrets: &Secrets) -> Result<Client, Failure> {
-    let channel = endpoint(url, config, secrets)?.connect().await.map_err(|error| of_connecting(&error))?;
+    let endpoint = endpoint(url, config, secrets).map_err(|error| setup(error.to_string()))?;
+    let channel = endpoint.connect().await.map_err(|error| of_connecting(&error))?;
     // Without a leader etcd then refuses calls at once and ends watches, which would otherwise be silent.
     let mut options = ConnectOptions::new().with_require_leader(true);
     if let Some((name, password)) = &secrets.user {

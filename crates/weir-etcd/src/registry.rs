@@ -12,7 +12,7 @@ use weir_cluster::registry::{
 };
 
 use crate::calls::{Core, Kind};
-use crate::config::EtcdConfig;
+use crate::config::{ConfigError, EtcdConfig};
 use crate::failure::{Again, Failure, Refusal};
 use crate::layout::Range;
 use crate::links::{self, Link};
@@ -44,11 +44,10 @@ impl Etcd {
     /// A client. Checks the settings and reads the files; etcd need not be there yet.
     ///
     /// # Errors
-    /// [`RegistryError::Setup`]: a value breaks a rule, or a file cannot be used.
-    pub fn new(config: EtcdConfig) -> Result<Etcd, RegistryError> {
-        let setup = |error: crate::ConfigError| RegistryError::Setup { reason: error.to_string() };
-        config.check().map_err(setup)?;
-        links::check(&config, &config.read().map_err(setup)?)?;
+    /// A value breaks a rule, or a file cannot be used.
+    pub fn new(config: EtcdConfig) -> Result<Etcd, ConfigError> {
+        config.check()?;
+        links::check(&config, &config.read()?)?;
         Ok(Etcd { core: Arc::new(Core::new(config)) })
     }
 

@@ -66,12 +66,16 @@ async fn dead_and_silent_endpoints_at_the_start() {
             "the next call asks the good endpoint first"
         );
     }
-    let config = EtcdConfig { endpoints: vec![dead, silent], ..cluster.config("r") };
+    let config = EtcdConfig { endpoints: vec![dead.clone(), silent.clone()], ..cluster.config("r") };
     let none = Etcd::new(EtcdConfig { request_timeout: Duration::from_secs(2), ..config }).unwrap();
     let start = Instant::now();
     let error = none.get("k").await.unwrap_err();
     assert!(matches!(error, RegistryError::Unavailable { .. }), "{error}");
     assert!(start.elapsed() < Duration::from_millis(2500), "{:?}", start.elapsed());
+    let refused = format!("{dead}: ");
+    for words in [&*refused, "Connection refused", &silent, "is registry.etcd right?"] {
+        assert!(error.to_string().contains(words), "{error} says nothing of {words:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -84,27 +88,29 @@ async fn wrong_certificates() {
     // etcd proves its identity with a certificate of another CA.
     refused(
         with(TlsFiles { ca: other.files().ca, ..good.clone() }),
-        &["certificate", "UnknownIssuer", "registry.ca"],
+        &["UnknownIssuer", "registry.ca did not sign etcd's certificate"],
     )
     .await;
     // This client does.
     refused(
         with(TlsFiles { identity: other.files().identity, ..good.clone() }),
-        &["alert", "registry.certificate"],
+        &["alert", "etcd refuses this host's certificate", "registry.certificate"],
     )
     .await;
     // This client has none.
-    refused(with(TlsFiles { identity: None, ..good.clone() }), &["alert", "registry.certificate"]).await;
+    let words = ["alert", "etcd refuses this host's certificate", "registry.certificate"];
+    refused(with(TlsFiles { identity: None, ..good.clone() }), &words).await;
     // The key does not belong to the certificate.
     let (certificate, key) = (good.identity.clone().unwrap().0, other.files().identity.unwrap().1);
     let error = Etcd::new(with(TlsFiles { identity: Some((certificate, key)), ..good })).unwrap_err();
     assert!(error.to_string().contains("registry.key"), "{error}");
+    assert!(!error.to_string().contains("peer"), "no peer has shown anything: {error}");
     // The address is not in etcd's certificate.
     let relay = Relay::to(cluster.socket(0)).await;
     let endpoints = vec![format!("https://127.0.0.1:{}", relay.port)];
     refused(
         EtcdConfig { endpoints, ..cluster.config("r") },
-        &["certificate", "not valid for name", "127.0.0.1"],
+        &["not valid for name", "127.0.0.1", "does not name the host in registry.etcd"],
     )
     .await;
     // Without TLS to a port with TLS.
@@ -113,6 +119,13 @@ async fn wrong_certificates() {
     let plain = EtcdConfig { endpoints, request_timeout, tls: None, ..cluster.config("r") };
     let error = Etcd::new(plain).unwrap().list("").await.unwrap_err();
     assert!(matches!(error, RegistryError::Unavailable { .. }), "{error}");
+    assert!(error.to_string().contains("the scheme (http:// or https://)"), "{error}");
+    // With TLS to a port without.
+    let open = Cluster::one().await;
+    let endpoints = vec![open.endpoint(0).replace("http", "https")];
+    let config = EtcdConfig { endpoints, request_timeout, ..cluster.config("r") };
+    let error = Etcd::new(config).unwrap().list("").await.unwrap_err();
+    assert!(error.to_string().contains("the scheme (http:// or https://)"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

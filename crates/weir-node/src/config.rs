@@ -159,6 +159,15 @@ impl RegistryConfig {
         }
     }
 
+    /// Where this cluster's keys are, for messages.
+    #[must_use]
+    pub fn keys(&self) -> String {
+        match self.etcd.is_empty() {
+            true => self.place(),
+            false => format!("{} (registry.prefix = {:?})", self.place(), self.prefix),
+        }
+    }
+
     /// Where it is, for messages.
     #[must_use]
     pub fn place(&self) -> String {
@@ -626,7 +635,7 @@ mod tests {
             ),
             (
                 "etcd = [\"http://127.0.0.1:2379\"]\nprefix = \"weir\"",
-                "registry.prefix = weir: it must begin and end",
+                "registry.prefix = \"weir\": it must begin and end",
             ),
         ] {
             let error = parse(&format!("name = \"n1\"\n[registry]\n{lines}")).unwrap_err().to_string();

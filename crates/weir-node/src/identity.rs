@@ -89,6 +89,20 @@ pub enum IdentityError {
         /// The reason.
         source: BadTrust,
     },
+    /// The registry is not that of the cluster that this node has joined.
+    #[error(
+        "the registry at {registry} is another cluster's than the keys in {directory}: {source}; set the registry and the prefix of \
+         this node's cluster (registry.etcd and registry.prefix, or registry.socket), or the right identity.directory",
+        directory = directory.display()
+    )]
+    OtherRegistry {
+        /// Where it is.
+        registry: String,
+        /// The directory.
+        directory: PathBuf,
+        /// The reason.
+        source: BadTrust,
+    },
     /// The key cannot be used.
     #[error(transparent)]
     Credentials(#[from] BadCredentials),
@@ -98,6 +112,18 @@ pub enum IdentityError {
 }
 
 impl IdentityError {
+    /// The error, if it comes from the registry at `registry`.
+    #[must_use]
+    pub(crate) fn of_registry(self, registry: &str, identity: &NodeIdentity) -> IdentityError {
+        match self {
+            IdentityError::Trust { source: source @ BadTrust::OtherCluster(_), .. } => {
+                let (registry, directory) = (registry.to_owned(), identity.store().directory().to_path_buf());
+                IdentityError::OtherRegistry { registry, directory, source }
+            }
+            other => other,
+        }
+    }
+
     /// The node's certificate in `directory` does not count.
     pub(crate) fn mistrusted(directory: &Path, name: &Name, source: Mistrust) -> IdentityError {
         let directory = directory.to_path_buf();

@@ -53,3 +53,4 @@ pub use run::{NodeError, Setup, registry, run, run_with};
 pub use shard::stack;
 pub use state_lock::LockError;
 pub use stop::{Left, What, left_behind};
+pub use weir_etcd::ConfigError as SettingError;

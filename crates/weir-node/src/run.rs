@@ -21,7 +21,7 @@ use weir_cluster::membership::SessionError;
 use weir_cluster::records::NodeRecord;
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::{Client, ClientConfig};
-use weir_etcd::Etcd;
+use weir_etcd::{ConfigError as SettingError, Etcd};
 use weir_export::nbd::ListenError;
 use weir_identity::Mistrust;
 
@@ -98,6 +98,9 @@ pub enum NodeError {
     /// The flash medium cannot be used.
     #[error("the flash medium: {0}")]
     Flash(#[from] FlashError),
+    /// The settings for etcd, or the files that they name, cannot be used.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
     /// The registry refuses.
     #[error("the registry: {0}")]
     Registry(#[from] RegistryError),
@@ -241,7 +244,9 @@ pub async fn run_with(
     tracing::info!(registry = place, "joining the cluster");
     if let Some(identity) = &identity {
         tokio::select! {
-            checked = follow::check(&*registry, identity, &waits) => checked?,
+            checked = follow::check(&*registry, identity, &waits) => {
+                checked.map_err(|error| error.of_registry(&config.registry.keys(), identity))?;
+            }
             () = &mut shutdown => return Ok(()),
         }
     }
@@ -323,13 +328,11 @@ fn ended(revoked: Option<Mistrust>) -> Result<(), NodeError> {
 ///
 /// # Errors
 /// The configuration of the registry cannot work.
-pub fn registry(config: &Config) -> Result<Arc<dyn Registry>, RegistryError> {
+pub fn registry(config: &Config) -> Result<Arc<dyn Registry>, NodeError> {
     match config.registry.etcd(&config.lease) {
         Ok(Some(etcd)) => Ok(Arc::new(Etcd::new(etcd)?)),
         Ok(None) => Ok(Arc::new(Client::new(&config.registry.socket, ClientConfig::default())?)),
-        Err((key, value, reason)) => {
-            Err(RegistryError::Setup { reason: format!("{key} = {value}: {reason}") })
-        }
+        Err((key, value, reason)) => Err(SettingError::Value { key, value, reason }.into()),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use serde::Serialize;
+use weir_cluster::RegistryError;
 use weir_lab::LabError;
 use weir_load::LoadError;
 use weir_load::verify::HistoryError;
@@ -10,7 +11,7 @@ use weir_nbd::client::NbdError;
 use weir_node::api::{ApiError, ApiErrorKind};
 use weir_node::config::ConfigError;
 use weir_node::identity::IdentityError;
-use weir_node::{LockError, NodeError};
+use weir_node::{LockError, NodeError, SettingError};
 
 /// Name and version of the JSON that [`Failure::to_json`] writes.
 const SCHEMA: &str = "weir.error/1";
@@ -176,8 +177,17 @@ impl From<NodeError> for Failure {
                 IdentityError::OtherName { .. }
                 | IdentityError::Mistrusted { .. }
                 | IdentityError::NoCluster { .. }
-                | IdentityError::OtherAuthority { .. },
+                | IdentityError::OtherAuthority { .. }
+                | IdentityError::OtherRegistry { .. },
             ) => Failure::refused(error),
+            NodeError::Setting(SettingError::File { kind: Some(kind), .. }) => {
+                Failure::of_system(&kind.into(), &error)
+            }
+            // A value, a file's content, or both together.
+            NodeError::Setting(_) => Failure::usage(error),
+            NodeError::Registry(RegistryError::Unavailable { .. }) => {
+                Failure::new(FailureKind::Unavailable, error)
+            }
             error => Failure::failed(error),
         }
     }

@@ -237,6 +237,11 @@ fn settings_that_cannot_work_are_refused_at_the_start() {
             .contains("registry.etcd = 10.0.0.1:2379: it must be https://")
     );
     with("etcd = [\"https://127.0.0.1:1\"]\nca = \"/nonexistent/ca.pem\"");
-    let said = place.fails("node --config weir.toml", 1);
+    let said = place.fails("node --config weir.toml", 3);
     assert!(said.contains("registry.ca = /nonexistent/ca.pem: No such file"), "{said}");
+    std::fs::write(place.path().join("ca.pem"), "text").unwrap();
+    with(&format!("etcd = [\"https://127.0.0.1:1\"]\nca = \"{}/ca.pem\"", place.path().display()));
+    assert!(place.fails("node --config weir.toml", 2).contains("it must be in PEM format"));
+    with("etcd = [\"http://127.0.0.1:1\"]\nprefix = \"\"");
+    assert!(place.fails("node --config weir.toml", 2).contains("registry.prefix = \"\": it must begin"));
 }

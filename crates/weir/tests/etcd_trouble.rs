@@ -85,7 +85,7 @@ async fn an_etcd_that_does_not_answer_is_in_the_log() {
     let node = Node::start(&place, "n1");
     let endpoint = cluster.endpoint(0);
     node.says(&place, &["INFO", "joining the cluster", &endpoint]);
-    let words = ["WARN", "waiting to join the cluster", &endpoint, "Connection refused"];
+    let words = ["WARN", "waiting to join the cluster", &endpoint, "Connection refused", "registry.etcd"];
     node.says(&place, &words);
     // Several attempts later.
     std::thread::sleep(Duration::from_secs(8));
@@ -144,4 +144,44 @@ fn an_address_that_another_process_has_is_named_once() {
     assert!(line.contains(&address), "{line}");
     let error = log.lines().last().unwrap();
     assert!(error.contains(&address) && error.contains("stop that process, or set peers.listen"), "{log}");
+}
+
+/// Appends to the configuration `FILE.toml`: the directory of keys `keys`, and a prefix.
+fn identify(place: &Place, file: &str, keys: &str) {
+    let directory = place.path().join(keys);
+    let text = place.read(&format!("{file}.toml"));
+    let text = format!("{text}[identity]\ndirectory = \"{}\"\n", directory.display());
+    std::fs::write(place.path().join(format!("{file}.toml")), text).unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_fault_has_one_exit_code() {
+    let mut cluster = Cluster::one().await;
+    let place = Place::new();
+    cluster.admin(0).await.put("/others/app", "x", None).await.unwrap();
+    let prefix = |name: &str| format!("{}\nprefix = \"/{name}/\"", etcd(&cluster));
+    for (file, name, keys) in
+        [("a", "a", "a"), ("b", "b", "b"), ("mixed", "b", "a"), ("others", "others", "others")]
+    {
+        configure(&place, file, "n1", file, &prefix(name), ANY);
+        identify(&place, file, &format!("keys-of-{keys}"));
+    }
+    place.ok("cluster init --config a.toml");
+    place.ok("cluster init --config b.toml");
+    // The prefix of one cluster, the keys of another.
+    let said = place.fails("node --config mixed.toml", 4);
+    for words in
+        ["registry.prefix = \"/b/\"", "keys-of-a", "another cluster's", "set the registry and the prefix"]
+    {
+        assert!(said.contains(words), "{said} says nothing of {words:?}");
+    }
+    // A prefix with keys of others.
+    let said = place.fails("cluster init --config others.toml", 1);
+    assert!(said.contains("choose another prefix"), "{said}");
+    configure(&place, "others", "n1", "others", &prefix("others"), ANY);
+    let said = place.fails("node --config others.toml", 1);
+    assert!(said.contains("choose another prefix"), "{said}");
+    cluster.kill(0);
+    let said = place.fails("cluster init --config a.toml", 5);
+    assert!(said.contains("is registry.etcd right?"), "{said}");
 }

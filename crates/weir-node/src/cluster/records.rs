@@ -6,7 +6,9 @@ use std::net::SocketAddr;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use weir_cluster::records::{Record, RecordError, keys};
-use weir_cluster::registry::{Compare, Entry, Expect, Op, Registry, RegistryError, Transaction};
+use weir_cluster::registry::{
+    Compare, Entry, Expect, Op, Registry, RegistryError, RegistryErrorKind, Transaction,
+};
 use weir_identity::{
     Admission, Authorities, CaCertificate, Condition, Fingerprint, IssuedRecord, Name, Names, RecordId,
     Records, Revocations, Seen, TokenId, TokenRecord,
@@ -151,6 +153,8 @@ fn damage(error: &RecordError) -> String {
 impl From<Unusable> for ApiError {
     fn from(error: Unusable) -> ApiError {
         let kind = match &error {
+            // An operator has to act: it does not pass by trying again.
+            Unusable::Registry(error) if error.kind() == RegistryErrorKind::Operator => ApiErrorKind::Failed,
             Unusable::Registry(_) => ApiErrorKind::Unavailable,
             Unusable::Record { .. } | Unusable::AuthorityLost => ApiErrorKind::Failed,
             Unusable::NoAuthority => ApiErrorKind::Refused,

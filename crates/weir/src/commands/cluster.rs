@@ -112,7 +112,7 @@ fn init(own: &OwnArgs) -> Result<Made, Failure> {
         note("the configuration does not set api.listen: set it before other hosts join, they ask there");
     }
     runtime()?.block_on(async {
-        let registry = weir_node::registry(&config).map_err(Failure::failed)?;
+        let registry = weir_node::registry(&config)?;
         Ok(setup::init(&config, &*registry, &own.hosts, now()).await?)
     })
 }

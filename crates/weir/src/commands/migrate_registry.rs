@@ -54,7 +54,7 @@ pub fn run(global: &Global, config: &Path, from: &Path, dry_run: bool) -> Result
             Failure::refused(error)
                 .hint("stop `weir registry` and all nodes first; disks are not served meanwhile")
         })?;
-        let target = weir_node::registry(&settings).map_err(Failure::failed)?;
+        let target = weir_node::registry(&settings)?;
         let name = from.display().to_string();
         let (source, target) =
             (Named { registry: &source, name: &name }, Named { registry: &*target, name: &to });
