@@ -13,6 +13,7 @@ use super::records::{Announced, Snapshot, Unusable, announced};
 use super::{admission, signers};
 use crate::control::Node;
 use crate::identity::{IdentityError, NodeIdentity};
+use crate::patience::Told;
 
 /// Pause after a failure, or where no authority exists yet.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -59,24 +60,29 @@ pub async fn check(
 pub async fn keep(node: Arc<Node>, api: Option<SocketAddr>, expel: oneshot::Sender<Mistrust>) {
     let Some(identity) = node.identity.clone() else { return };
     let mut expel = Some(expel);
-    let (mut told, mut unsigned) = (String::new(), None);
+    let (mut told, mut unsigned) = (Told::default(), None);
     loop {
         let reason = match follow(&node, &identity, api, &mut unsigned).await {
             Ok(()) => String::new(),
             Err(reason) => reason,
         };
-        if let Err(why @ Mistrust::Revoked { .. }) = identity.own_certificate()
+        let own = identity.own_certificate().err();
+        if let Some(why @ Mistrust::Revoked { .. }) = own.clone()
             && let Some(expel) = expel.take()
         {
             // Nobody waits for it where the node stops anyway. A stop may take long: other revocations count meanwhile.
             let _ = expel.send(why);
         }
-        if !reason.is_empty() && reason != told {
+        if !reason.is_empty() && told.is_due(topic(own.as_ref(), &reason)) {
             tracing::warn!(reason, "the cluster's identities: what was known last counts");
         }
-        told = reason;
         weir_task::sleep(AGAIN).await;
     }
+}
+
+/// What a line of the log is about: the words for this node's own certificate contain the time, and differ each second.
+fn topic<'a>(own: Option<&Mistrust>, reason: &'a str) -> &'a str {
+    if own.is_some() { "this node's own certificate" } else { reason }
 }
 
 /// Applies the records, and every change, until the watch ends. `unsigned`: why this node cannot sign, as it was logged last.
@@ -149,4 +155,20 @@ async fn announce(
     // Nobody else writes it.
     let put = Transaction { compares: Vec::new(), ops: vec![own.put(announced(&name))] };
     node.registry.transact(put).await.map(drop).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_behind_is_told_once_a_minute_and_not_each_second() {
+        let mut told = Told::default();
+        let due = (0..30).filter(|second| {
+            let own = Mistrust::NotYet { who: "n1".into(), not_before: 3600, now: *second };
+            told.is_due(topic(Some(&own), &own.to_string()))
+        });
+        assert_eq!(due.count(), 1);
+        assert!(told.is_due(topic(None, "the registry has no certificate authority")));
+    }
 }
