@@ -16,9 +16,9 @@ use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, ServerConfig};
 use tokio::sync::Notify;
 use weir_identity::{
-    BadCredentials, BadTrust, CaCertificate, ClientCertificate, ClusterId, CredentialStore, Credentials,
-    Facts, Fingerprint, Identity, Mistrust, Name, OtherEnd, Purpose, Revocations, Store, StoreError, Tls,
-    Trust, TrustStore, provider,
+    BadCredentials, BadTrust, CaCertificate, ClientCertificate, CredentialStore, Credentials, Facts,
+    Fingerprint, Identity, Mistrust, Name, OtherEnd, Purpose, Revocations, Store, StoreError, Tls, Trust,
+    TrustStore, provider,
 };
 
 /// Open connections before those that have ended are first forgotten.
@@ -66,20 +66,6 @@ pub enum IdentityError {
         name: Name,
         /// The reason.
         source: Mistrust,
-    },
-    /// The registry answers, and has no cluster.
-    #[error(
-        "node {name} is a member of cluster {cluster} ({directory}), and the registry has no cluster at all; check registry.prefix, \
-         registry.etcd or registry.socket in the configuration, or restore the registry from a backup",
-        directory = directory.display()
-    )]
-    NoCluster {
-        /// The directory.
-        directory: PathBuf,
-        /// The node.
-        name: Name,
-        /// Its cluster.
-        cluster: ClusterId,
     },
     /// The authorities do not belong together.
     #[error("the authorities in {directory}: {source}", directory = directory.display())]
@@ -271,13 +257,14 @@ impl NodeIdentity {
         Ok(())
     }
 
-    /// The registry has no cluster, and this node is a member of one.
-    pub(crate) fn no_cluster(&self) -> IdentityError {
-        IdentityError::NoCluster {
-            directory: self.store.directory().to_path_buf(),
-            name: self.name.clone(),
-            cluster: lock(&self.certificate).0.facts().identity.cluster(),
-        }
+    /// The registry has no cluster, and this node is a member of one: for the operator.
+    pub(crate) fn no_cluster(&self) -> String {
+        let (name, directory) = (&self.name, self.store.directory().display());
+        let cluster = lock(&self.certificate).0.facts().identity.cluster();
+        format!(
+            "node {name} is a member of cluster {cluster} ({directory}), and the registry has no cluster at all; check registry.prefix, \
+             registry.etcd or registry.socket in the configuration, or restore the registry from a backup"
+        )
     }
 
     /// The directory of keys.

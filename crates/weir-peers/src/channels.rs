@@ -307,7 +307,11 @@ fn receive_bare(mut socket: TcpStream, mut connection: Connection) -> Outcome<()
             if !decrypt(&received[..bytes], &mut connection, &mut content)? {
                 return Ok(());
             }
-            arrived = wire::receive(socket.as_fd(), &mut received)?;
+            // As a channel does: nothing else is there.
+            arrived = match bytes < received.len() {
+                true => Received::Nothing,
+                false => wire::receive(socket.as_fd(), &mut received)?,
+            };
         }
         let whole = content.len() / FRAME;
         content.drain(..whole * FRAME);

@@ -176,7 +176,6 @@ impl From<NodeError> for Failure {
             | NodeError::Identity(
                 IdentityError::OtherName { .. }
                 | IdentityError::Mistrusted { .. }
-                | IdentityError::NoCluster { .. }
                 | IdentityError::OtherAuthority { .. }
                 | IdentityError::OtherRegistry { .. },
             ) => Failure::refused(error),

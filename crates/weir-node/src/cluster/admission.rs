@@ -26,14 +26,15 @@ pub fn authority(store: &Store, snapshot: &Snapshot) -> Result<Option<Authority>
 /// # Errors
 /// [`StoreError`].
 pub fn key_of(store: &Store, signer: Fingerprint) -> Result<Option<Authority>, StoreError> {
+    let mut unusable = None;
     for stored in [store.authority(), store.next_authority()] {
         match stored {
             Ok(authority) if authority.certificate().fingerprint() == signer => return Ok(Some(authority)),
             Ok(_) | Err(StoreError::Missing { .. }) => {}
-            Err(error) => return Err(error),
+            Err(error) => unusable = unusable.or(Some(error)),
         }
     }
-    Ok(None)
+    unusable.map_or(Ok(None), Err)
 }
 
 /// Decides on a host that joins, and writes the decision.

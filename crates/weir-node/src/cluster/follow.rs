@@ -22,7 +22,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// node counts on it. Waits for the registry; `waits` gets the reason.
 ///
 /// # Errors
-/// [`IdentityError`]: the registry's authorities are another cluster's, it has no cluster, or this node's certificate is revoked.
+/// [`IdentityError`]: the registry's authorities are another cluster's, or this node's certificate is revoked.
 pub async fn check(
     registry: &dyn Registry,
     identity: &NodeIdentity,
@@ -33,18 +33,16 @@ pub async fn check(
             Ok(snapshot) => break snapshot,
             Err(Unusable::Registry(error @ RegistryError::Unavailable { .. })) => {
                 waits(&error.to_string());
-                weir_task::sleep(AGAIN).await;
             }
             // What it trusted last counts; `keep` says so.
             Err(_) => return Ok(()),
         }
+        weir_task::sleep(AGAIN).await;
     };
-    if snapshot.is_blank() {
-        // It has no disks either: nothing can be served from it (P12), and a node in it would begin another cluster's epochs.
-        return Err(identity.no_cluster());
-    }
     if snapshot.trusted().is_empty() {
-        tracing::error!("{}; what this node trusted last counts", Unusable::AuthorityLost);
+        // Not refused: its content may be restored in a while, and the nodes of a cluster whose authority is kept elsewhere have files
+        // only.
+        tracing::error!("{}; what this node trusted last counts", lost(identity, &snapshot));
         return Ok(());
     }
     identity.set_trust(snapshot.trusted().to_vec(), snapshot.revoked.0.clone(), |_| {})?;
@@ -107,10 +105,15 @@ async fn follow(
     }
 }
 
+/// What has become of the authority in the registry.
+fn lost(identity: &NodeIdentity, snapshot: &Snapshot) -> String {
+    if snapshot.is_blank() { identity.no_cluster() } else { Unusable::AuthorityLost.to_string() }
+}
+
 /// Trusts whom the records say.
 fn apply(node: &Node, identity: &NodeIdentity, snapshot: &Snapshot) -> Result<(), String> {
     if snapshot.trusted().is_empty() {
-        return Err(Unusable::AuthorityLost.to_string());
+        return Err(lost(identity, snapshot));
     }
     let apis = snapshot.nodes.iter().filter_map(|one| Some((one.node.to_string(), one.api?)));
     identity.set_apis(apis.collect());

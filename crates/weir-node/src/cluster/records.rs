@@ -267,6 +267,13 @@ impl Snapshot {
         node.signs && node.trusts.first().copied() == signer && !self.revoked.0.names_node(&node.node)
     }
 
+    /// Whether a node may be able to sign: during a rotation, one that has the new authority's key has not said so yet.
+    #[must_use]
+    pub fn may_sign(&self, node: &Announced) -> bool {
+        let known = |one: &CaCertificate| node.trusts.contains(&one.fingerprint());
+        node.signs && self.trusted.iter().any(known) && !self.revoked.0.names_node(&node.node)
+    }
+
     /// The records on which a certificate is decided.
     #[must_use]
     pub fn records(&self, token: Option<TokenId>) -> Records<'_> {

@@ -108,12 +108,16 @@ async fn renew(node: &Node, identity: &NodeIdentity, own: &Facts) -> Result<Fact
     let key = Key::generate().map_err(|error| failed(&error))?;
     let joiner = Joiner::new(key, identity.name().clone(), &hosts).map_err(|error| failed(&error))?;
     let request: RenewRequest = joiner.renewal();
-    let answer = match admission::renewal(&*node.registry, identity.store(), own, &request, now()).await? {
-        Some(answer) => answer,
-        None => {
-            let body = serde_json::to_vec(&request).map_err(|error| failed(&error))?;
-            signers::ask(identity, &snapshot, RENEW, &body, 1).await?
-        }
+    let ask = async || {
+        let body = serde_json::to_vec(&request).map_err(|error| failed(&error))?;
+        signers::ask(identity, &snapshot, RENEW, &body, 1).await
+    };
+    let answer = match admission::renewal(&*node.registry, identity.store(), own, &request, now()).await {
+        Ok(Some(answer)) => answer,
+        Ok(None) => ask().await?,
+        // A copy of the authority's key that this node cannot use keeps no other node from signing.
+        Err(error) if error.kind == ApiErrorKind::Unavailable => ask().await.map_err(|_| error)?,
+        Err(error) => return Err(error),
     };
     let pins: Vec<_> = snapshot.trusted().iter().map(|one| one.fingerprint()).collect();
     let renewed = joiner.complete(&answer, &pins, now()).map_err(|error| failed(&error))?;

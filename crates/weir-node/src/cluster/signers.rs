@@ -83,7 +83,11 @@ pub fn obstacle(identity: &NodeIdentity, snapshot: &Snapshot) -> Option<String> 
     match admission::key_of(identity.store(), signer) {
         Ok(Some(_)) => None,
         Err(error) => Some(error.to_string()),
-        Ok(None) if others(snapshot, Some(identity)).next().is_some() => None,
+        Ok(None)
+            if snapshot.nodes.iter().any(|one| one.node != *identity.name() && snapshot.may_sign(one)) =>
+        {
+            None
+        }
         Ok(None) => Some(format!(
             "no node has the key of the certificate authority ({signer}), and neither has {}; {RESTORE}",
             identity.store().directory().display()
@@ -101,23 +105,32 @@ pub fn check(
     is_there: impl Fn(&str) -> bool,
 ) -> Result<(), ApiError> {
     let signer = snapshot.signer()?.fingerprint();
-    if others(snapshot, identity).any(|one| is_there(one.node.as_str())) {
+    let is_reached = |one: &Announced| one.api.is_some() && is_there(one.node.as_str());
+    if others(snapshot, identity).any(is_reached) {
         return Ok(());
     }
+    let own = identity.and_then(|identity| snapshot.nodes.iter().find(|one| one.node == *identity.name()));
     let reason = match identity.map(|identity| admission::key_of(identity.store(), signer)) {
-        Some(Ok(Some(_))) => return Ok(()),
-        Some(Err(error)) => Some(error),
+        Some(Ok(Some(_))) if own.is_none_or(|own| own.api.is_some()) => return Ok(()),
+        Some(Ok(Some(_))) => {
+            Some("this one has it, and its configuration does not set api.listen".to_owned())
+        }
+        Some(Err(error)) => Some(error.to_string()),
         Some(Ok(None)) | None => None,
     };
     let down: Vec<String> = others(snapshot, identity).map(|one| one.node.to_string()).collect();
     let hint = match (&reason, &down[..]) {
         (Some(_), _) => "mend that on the host of this node, and repeat".into(),
         (None, []) => RESTORE.into(),
-        (None, down) => format!("start {}, and repeat", down.join(" or ")),
+        (None, down) => format!("start {} with api.listen set, and repeat", down.join(" or ")),
+    };
+    let kind = match reason.is_none() && !down.is_empty() {
+        true => ApiErrorKind::Unavailable,
+        false => ApiErrorKind::Refused,
     };
     let reason = reason.map(|error| format!(": {error}")).unwrap_or_default();
     let message = format!(
         "no host could join with a token: no node that is up has the key of the certificate authority ({signer}){reason}"
     );
-    Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))
+    Err(ApiError::new(kind, message).hint(hint))
 }

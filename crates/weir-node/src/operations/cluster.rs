@@ -34,7 +34,7 @@ impl Operations {
     /// A node with an identity has a cluster: another one is no remedy where the registry knows none.
     fn of_member(&self, error: ApiError) -> ApiError {
         match &self.node.identity {
-            Some(identity) if error.code == NO_AUTHORITY => error.hint(identity.no_cluster().to_string()),
+            Some(identity) if error.code == NO_AUTHORITY => error.hint(identity.no_cluster()),
             _ => error,
         }
     }
