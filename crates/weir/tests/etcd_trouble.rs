@@ -160,9 +160,13 @@ async fn one_fault_has_one_exit_code() {
     let place = Place::new();
     cluster.admin(0).await.put("/others/app", "x", None).await.unwrap();
     let prefix = |name: &str| format!("{}\nprefix = \"/{name}/\"", etcd(&cluster));
-    for (file, name, keys) in
-        [("a", "a", "a"), ("b", "b", "b"), ("mixed", "b", "a"), ("others", "others", "others")]
-    {
+    for (file, name, keys) in [
+        ("a", "a", "a"),
+        ("b", "b", "b"),
+        ("mixed", "b", "a"),
+        ("others", "others", "others"),
+        ("new", "new", "new"),
+    ] {
         configure(&place, file, "n1", file, &prefix(name), ANY);
         identify(&place, file, &format!("keys-of-{keys}"));
     }
@@ -182,6 +186,6 @@ async fn one_fault_has_one_exit_code() {
     let said = place.fails("node --config others.toml", 1);
     assert!(said.contains("choose another prefix"), "{said}");
     cluster.kill(0);
-    let said = place.fails("cluster init --config a.toml", 5);
+    let said = place.fails("cluster init --config new.toml", 5);
     assert!(said.contains("is registry.etcd right?"), "{said}");
 }
