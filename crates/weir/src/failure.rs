@@ -11,7 +11,7 @@ use weir_nbd::client::NbdError;
 use weir_node::api::{ApiError, ApiErrorKind};
 use weir_node::config::ConfigError;
 use weir_node::identity::IdentityError;
-use weir_node::{LockError, NodeError, SettingError};
+use weir_node::{NodeError, SettingError};
 
 /// Name and version of the JSON that [`Failure::to_json`] writes.
 const SCHEMA: &str = "weir.error/1";
@@ -171,8 +171,6 @@ impl From<NodeError> for Failure {
             NodeError::Identity(IdentityError::Store(error)) => ApiError::from(error).into(),
             NodeError::Revoked(_)
             | NodeError::Running(_)
-            | NodeError::Taken { .. }
-            | NodeError::State(LockError::Taken { .. })
             | NodeError::Identity(
                 IdentityError::OtherName { .. }
                 | IdentityError::Mistrusted { .. }
@@ -187,6 +185,8 @@ impl From<NodeError> for Failure {
             NodeError::Registry(RegistryError::Unavailable { .. }) => {
                 Failure::new(FailureKind::Unavailable, error)
             }
+            // Also an address or a directory that another process has: a service manager tries again, and the process may be a former
+            // one of this node that takes long to end.
             error => Failure::failed(error),
         }
     }

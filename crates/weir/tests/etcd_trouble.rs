@@ -116,7 +116,7 @@ async fn a_name_and_a_directory_are_one_nodes() {
     let double = Node::start(&place, "double");
     let line = double.says(&place, &["WARN", "already uses this name"]);
     assert!(line.contains("n1#") && line.contains("peer address is 127.0.0.1:"), "{line}");
-    assert_eq!(other.ends(), Some(4));
+    assert_eq!(other.ends(), Some(1));
     let log = other.log(&place);
     let holder = format!("home: node n1, process {} uses this directory", first.process.id());
     assert!(log.contains(&holder) && log.contains("a state_dir of its own"), "{log}");
@@ -137,7 +137,7 @@ fn an_address_that_another_process_has_is_named_once() {
     let address = held.local_addr().unwrap().to_string();
     configure(&place, "n1", "n1", "n1", "etcd = [\"http://127.0.0.1:1\"]", &address);
     let mut node = Node::start(&place, "n1");
-    assert_eq!(node.ends(), Some(4));
+    assert_eq!(node.ends(), Some(1));
     let log = node.log(&place);
     assert_eq!(log.matches("waiting for it").count(), 1, "{log}");
     let line = node.says(&place, &["WARN", "waiting for it", "perhaps this node's former one"]);
