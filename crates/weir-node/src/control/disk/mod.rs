@@ -399,6 +399,11 @@ impl DiskTask {
                     if let Err(error) = self.check_claim(&seen).await {
                         return self.not_opened(error);
                     }
+                    // That took up to seconds, and members may hear the owner again.
+                    let decision = Decision::TakeOver(evidence.clone());
+                    if let Some(until) = self.held_until(&decision, Some(&seen)).await {
+                        return Some(until);
+                    }
                 }
                 let me = self.me.clone();
                 let taken =

@@ -32,7 +32,7 @@ use crate::control::faulty_registry::{FaultyRegistry, RegistryFaults};
 use crate::control::node::{Here, Journal};
 use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
-use crate::control::{LogCapacity, Shards, node_states};
+use crate::control::{LogCapacity, Shards, node_states, rights};
 use crate::shard::ShardQueue;
 use crate::shard::messages::DiskStatus;
 
@@ -525,6 +525,30 @@ async fn a_disk_that_cannot_be_opened_here_is_left_to_others_while_they_have_the
     task.turns_have_passed(1);
     task.reconcile().await;
     assert_eq!(task.owner_is().await, Some(NodeRef::new("a", 1)), "no other can, and an owner says why");
+}
+
+/// The look at its storage takes up to seconds.
+#[tokio::test]
+async fn a_disk_whose_owner_is_heard_again_during_the_look_is_not_taken_over() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut node, _told) = node(directory.path()).await;
+    let (commands, mut queue) = mpsc::channel(16);
+    Arc::get_mut(&mut node).unwrap().shards = Shards::new(vec![ShardQueue::new(commands, || {})]);
+    let (_first, mut task, _inbox) = abandoned(&node, Mode::WriteBack).await;
+    volume_of_d(&node, directory.path()).await;
+    let (hears, record) = (Arc::clone(&node), task.record().unwrap());
+    tokio::spawn(async move {
+        while let Some(command) = queue.recv().await {
+            if let Command::CanOpen { answer, .. } = command {
+                hears.rights.hear(&rights::key(&record), "z", record.epoch);
+                drop(answer.send(Ok(())));
+            }
+        }
+    });
+    task.reconcile().await;
+    task.turns_have_passed(1);
+    task.reconcile().await.expect("it looks again");
+    assert_eq!(task.owner_is().await, Some(NodeRef::new("z", 1)));
 }
 
 /// It would close the disk again for good, and another node may take it over. A log is another matter.
