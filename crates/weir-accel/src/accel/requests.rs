@@ -136,7 +136,7 @@ impl<L: Destage> Layer for Accel<L> {
         }
         match kind {
             kind if !kind.changes_data() => self.deferred.is_empty() && self.lower.has_room(kind, bytes),
-            _ if self.behind.is_some() => false,
+            _ if self.behind.is_some() || !self.owner.appends() => false,
             // Also the log: a write that overlaps one on its way past it goes through it when there is no memory for waiting.
             kind if self.owner.bypasses() => {
                 self.lower.has_room(kind, bytes) && self.may_bypass() && self.log_has_room(kind, bytes)

@@ -180,6 +180,14 @@ impl Owner {
         self.reads_wait && !self.may_use_backing()
     }
 
+    /// Whether the log takes new records. Not beside a former owner that may still acknowledge writes, because it has them in the
+    /// backing: the next owner could not tell records from that time from acknowledged ones, and would cover newer data by them
+    /// (P4, P7). Clients wait for its end anyway.
+    #[must_use]
+    pub fn appends(&self) -> bool {
+        self.former != Former::Serving || self.planted.has(Bug::ForgetFormer)
+    }
+
     fn may_use_backing(&self) -> bool {
         self.former == Former::Stopped || self.planted.has(Bug::ForgetFormer)
     }

@@ -95,6 +95,10 @@ impl Owner {
     fn settle_on(&mut self, chosen: Vec<String>, effects: &mut Vec<Effect>) {
         let current = &self.configuration.replicas;
         let same = current.len() == chosen.len() && current.iter().all(|node| chosen.contains(node));
+        if self.waits_for_former() {
+            // The record stays at write-through, so that the next owner waits for the same former owners (P7).
+            return;
+        }
         if !same || !self.configuration.write_back {
             return self.propose(chosen, true, effects);
         }

@@ -606,3 +606,26 @@ fn a_replica_that_a_change_takes_out_of_the_set_is_not_reported_as_lost() {
     case.step(Event::PeerLost("b".into()));
     assert!(told(&case));
 }
+
+/// Simulated, `states` 28,028: the owner after this one took records that it had appended meanwhile for acknowledged ones, and covered
+/// newer writes of a former owner by them.
+#[test]
+fn nothing_is_appended_while_a_former_owner_serves() {
+    let mut owner = Owner::new(configuration(2, &["b"], true, Some(1)), 5, 9, Former::Serving, DEADLINE);
+    assert!(!owner.appends());
+    owner.step(NOW, Event::Former(Former::Silent), &mut Vec::new());
+    assert!(owner.appends(), "its writes have ended");
+}
+
+/// The owner after this one would find a log, and answer reads beside a former owner that writes to the backing.
+#[test]
+fn an_owner_without_a_log_stays_at_write_through_until_its_former_has_stopped() {
+    let owner = Owner::new(configuration(2, &[], false, Some(1)), 0, 0, Former::Serving, DEADLINE);
+    let mut case = Case { owner, effects: Vec::new() };
+    case.fill("b", 0);
+    assert_eq!(case.proposals(), []);
+    case.step(Event::Former(Former::Silent));
+    assert_eq!(case.proposals(), [], "its I/O may be in flight");
+    case.step(Event::Former(Former::Stopped));
+    assert_eq!(case.proposals(), [(set(&["b"]), true)]);
+}
