@@ -136,7 +136,7 @@ impl DiskTask {
             local: self.local,
             has_copy,
             owner_stopped: self.node.records.has_stopped(&owner),
-            owner_gone_since: self.owner_gone.as_ref().map(|(_, since)| *since),
+            owner_gone_since: self.owner_gone.as_ref().map(|gone| gone.since),
             // Whoever comes first, this node has been asked.
             vacant_since: Some(Nanos(0)),
             now: Nanos::now(),

@@ -8,7 +8,7 @@ use weir_block::Nanos;
 use weir_cluster::node_state::hold;
 use weir_cluster::ownership::Gone;
 use weir_cluster::placement::successors;
-use weir_cluster::records::DiskRecord;
+use weir_cluster::records::{DiskRecord, Isolation, NodeRef};
 use weir_cluster::right::GrantSet;
 
 use super::DiskTask;
@@ -26,8 +26,7 @@ impl DiskTask {
         if evidence.how == Gone::Stopped {
             return None;
         }
-        let seen = self.owner_gone.as_ref().filter(|(owner, _)| *owner == evidence.owner);
-        let since = seen.map_or_else(Nanos::now, |(_, since)| *since);
+        let since = self.gone_since(&evidence.owner);
         let node = Arc::clone(&self.node);
         let left = |heard| {
             let (states, now) = (node.records.node_states(), weir_task::unix_millis());
@@ -51,4 +50,30 @@ impl DiskTask {
         }
         Some(Nanos::now() + left.min(node.rights.renewal()))
     }
+
+    /// The time since which the registry has not heard the owner, as far as this node knows. A second isolation in the record shows
+    /// that the owner has been back, also to a node that was itself cut off meanwhile.
+    fn gone_since(&mut self, owner: &NodeRef) -> Nanos {
+        let now = Nanos::now();
+        let states = self.node.records.node_states();
+        let Some(gone) = self.owner_gone.as_mut().filter(|gone| gone.owner == *owner) else { return now };
+        let isolation = states.nodes.get(&owner.node).and_then(|state| state.isolation);
+        if let Some(isolation) = isolation.filter(|isolation| isolation.incarnation == owner.incarnation)
+            && let Some(before) = gone.isolation.replace(isolation)
+            && before != isolation
+        {
+            gone.since = now;
+        }
+        gone.since
+    }
+}
+
+/// An owner without a session.
+#[derive(Clone, Debug)]
+pub(super) struct OwnerGone {
+    pub owner: NodeRef,
+    /// When this node saw that first.
+    pub since: Nanos,
+    /// The last isolation that this node has seen in the record since then.
+    pub isolation: Option<Isolation>,
 }

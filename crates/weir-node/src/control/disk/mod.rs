@@ -40,6 +40,7 @@ use super::node::Node;
 use crate::error::ApiError;
 use crate::shard::messages::{Arrival, Command, Notice, Unopened};
 use former::Formers;
+use isolation::OwnerGone;
 pub use messages::{Inbox, Message, Request, Why};
 pub use opening::log_medium;
 
@@ -90,7 +91,7 @@ struct DiskTask {
     arrival: Option<(u64, Came)>,
     /// Nothing is tried before this.
     retry_at: Option<Nanos>,
-    owner_gone: Option<(NodeRef, Nanos)>,
+    owner_gone: Option<OwnerGone>,
     /// The disk is another process's to claim, or to take over.
     vacant: Option<Vacant>,
     formers: Formers,
@@ -330,7 +331,7 @@ impl DiskTask {
                     local: self.local,
                     has_copy,
                     owner_stopped: owner.is_some_and(|owner| self.node.records.has_stopped(owner)),
-                    owner_gone_since: self.owner_gone.as_ref().map(|(_, since)| *since),
+                    owner_gone_since: self.owner_gone.as_ref().map(|gone| gone.since),
                     vacant_since: self.vacant.as_ref().map(|vacant| vacant.since),
                     now,
                     fence_grace: self.node.config.lease.fence_grace.0,
@@ -514,8 +515,10 @@ impl DiskTask {
             .and_then(|record| record.owner.as_ref())
             .filter(|owner| !is_live(&self.node.records.nodes.now(), owner));
         match (gone, &self.owner_gone) {
-            (Some(owner), Some((known, _))) if owner == known => {}
-            (Some(owner), _) => self.owner_gone = Some((owner.clone(), now)),
+            (Some(owner), Some(known)) if *owner == known.owner => {}
+            (Some(owner), _) => {
+                self.owner_gone = Some(OwnerGone { owner: owner.clone(), since: now, isolation: None });
+            }
             (None, _) => self.owner_gone = None,
         }
     }
