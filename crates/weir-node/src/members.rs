@@ -36,6 +36,7 @@ pub async fn keep(node: Arc<Node>) {
         let known = members.borrow_and_update().clone();
         look(&node, &live, &known).await;
         tokio::select! {
+            biased;
             _ = nodes.changed() => {}
             _ = members.changed() => {}
             () = weir_task::sleep(LOOK) => {}

@@ -18,6 +18,7 @@ use weir_node::config::{Config, LeaseConfig, NbdConfig, PeersConfig, ResourcesCo
 use weir_node::control::disk::{Request, Why};
 use weir_node::control::{Node, Shards, Tasks, capacity, flash, grants, node_states};
 use weir_node::exports;
+use weir_node::members;
 use weir_node::plane::{self, Parts, Plane};
 use weir_node::shard::ShardQueue;
 use weir_node::shard::health::Health;
@@ -207,6 +208,7 @@ async fn live(life: Life) -> Result<(), String> {
         Parts { config, rules, registry, network, identity: None, shards, flash: None, started, damaged };
     let plane = Plane::start(parts, session, notices).await.map_err(|error| error.to_string())?;
     shared.lock().node = Some(Arc::clone(&plane.node));
+    weir_task::spawn(members::keep(Arc::clone(&plane.node)));
     let grants = grants::places();
     loop {
         tokio::select! {

@@ -90,6 +90,9 @@ impl Cluster {
         if write_back != wanted.is_some() || record.replicas.len() != wanted.unwrap_or(0) {
             return Some(format!("the set is not as requested: {record:?}, n{owner}: {}", status.reason));
         }
+        if !status.reason.is_empty() {
+            return Some(format!("n{owner} has a reason to make writes wait: {}", status.reason));
+        }
         if !record.former.is_empty() {
             return Some(format!("the record still names former owners: {:?}", record.former));
         }
