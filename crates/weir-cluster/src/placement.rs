@@ -14,10 +14,12 @@ use crate::right::MAX_GUARDS;
 /// meets the compare-and-swap.
 pub const CLAIMED_WITHIN: Duration = Duration::from_secs(5);
 
-/// The number of candidates that may claim a disk, or take it over, when nobody has done so for the time `vacant`.
-fn turns(vacant: Duration) -> usize {
+/// The number of candidates that may claim a disk, or take it over, when nobody has done so for the time `vacant`. One more may do so
+/// at `CLAIMED_WITHIN * turns(vacant)`.
+#[must_use]
+pub fn turns(vacant: Duration) -> u32 {
     let passed = vacant.as_nanos() / CLAIMED_WITHIN.as_nanos();
-    usize::try_from(passed).unwrap_or(usize::MAX).saturating_add(1)
+    u32::try_from(passed).unwrap_or(u32::MAX).saturating_add(1)
 }
 
 /// The nodes with a valid lease, by name.
@@ -57,7 +59,7 @@ pub fn successors(
         }
         Mode::WriteThrough => rescuers(record, live, barred),
     };
-    candidates.truncate(turns(vacant));
+    candidates.truncate(turns(vacant) as usize);
     candidates
 }
 
@@ -88,7 +90,7 @@ pub fn claimants(
     let mut candidates = rescuers(record, live, barred);
     // The sort is stable: the others keep their order.
     candidates.sort_by_key(|candidate| candidate != heir);
-    candidates.truncate(turns(vacant));
+    candidates.truncate(turns(vacant) as usize);
     candidates
 }
 

@@ -160,7 +160,7 @@ fn is_identity(reason: &str) -> bool {
     reason.contains("invalid peer certificate") || reason.contains("received fatal alert")
 }
 
-/// What to do about a connection that failed, or an identity that was refused, for the end of a message.
+/// The remedy for a connection that failed, or an identity that was refused, for the end of a message.
 pub(crate) fn advice(reason: &str) -> &'static str {
     let says = |words: &[&str]| words.iter().any(|word| reason.contains(word));
     if says(&["UnknownIssuer", "UnknownCA"]) && says(&["invalid peer certificate"]) {

@@ -90,7 +90,7 @@ impl Bucket {
     }
 
     fn opens_at(&self, now: Nanos, cost: u64) -> Nanos {
-        // What is larger than the bucket passes when it is full, and its successors wait for it.
+        // A request larger than the bucket passes when it is full, and its successors wait for it.
         let wanted = (i128::from(cost) * UNITS).min(self.capacity);
         let lacks = wanted - self.level(now);
         if lacks <= 0 {

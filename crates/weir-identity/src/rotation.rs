@@ -344,7 +344,7 @@ impl Use<'_> {
         if all.is_empty() { Ok(()) } else { Err(RotationRefused::InUse(all)) }
     }
 
-    /// What the cluster's members and those who may join still have of an authority.
+    /// The uses that the cluster's members, and hosts that may join, still have for an authority.
     fn of(&self, ca: Fingerprint, now: u64) -> Vec<Obstacle> {
         let counts = |one: &&IssuedRecord| {
             // Ended on every clock of the cluster.

@@ -49,7 +49,7 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// A client's files, as libnbd, nbdkit and QEMU name them.
 const CLIENT: [&str; 3] = ["client-key.pem", "client-cert.pem", "ca-cert.pem"];
 
-/// What is wrong with a file without content.
+/// The fault of a file without content.
 const EMPTY: &str = "it is empty";
 
 const SECRET: u32 = 0o600;
@@ -67,7 +67,7 @@ pub struct Store {
     made: Vec<PathBuf>,
 }
 
-/// What this store has made and nothing was stored in is not left behind.
+/// Removes a directory that this store has made and in which nothing was stored.
 impl Drop for Store {
     fn drop(&mut self) {
         let is_in_use = |error: &std::io::Error| error.kind() != std::io::ErrorKind::NotFound;
@@ -542,7 +542,7 @@ fn read(
     Ok(content)
 }
 
-/// What helps if a file is damaged.
+/// The remedy for a damaged file.
 fn remedy(name: &str) -> &'static str {
     match name {
         NODE => {

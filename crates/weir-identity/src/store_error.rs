@@ -81,7 +81,7 @@ pub enum StoreError {
         path: PathBuf,
         /// The reason.
         reason: String,
-        /// What helps.
+        /// The remedy.
         remedy: &'static str,
     },
     /// A directory is in the place of a file.

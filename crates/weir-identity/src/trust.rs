@@ -216,7 +216,7 @@ impl Trust {
         &self.authorities
     }
 
-    /// What is revoked.
+    /// The revoked certificates and names.
     #[must_use]
     pub fn revoked(&self) -> &Revocations {
         &self.revoked

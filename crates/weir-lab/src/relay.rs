@@ -104,7 +104,7 @@ impl<C: Connection> End for Pair<C> {
     }
 }
 
-/// What a relay shares with its threads.
+/// The state that a relay shares with its threads.
 #[derive(Default)]
 struct Shared {
     to: Gate,

@@ -88,7 +88,7 @@ impl Protection for Records {
         let mut filled = 0;
         match self.fill(fd, targets, &mut filled) {
             Err(error) if filled > 0 => {
-                // What came before the error is as good as if it had come alone. The caller has to find something to read, to
+                // The data before the error is as good as if it had come alone. The caller has to find something to read, to
                 // learn of the error.
                 wire::stop_reading(fd);
                 self.failed = Some(error);

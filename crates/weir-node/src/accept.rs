@@ -40,7 +40,7 @@ const ADMISSION_DEADLINE: Duration = Duration::from_secs(5);
 /// Pause after the process has run out of descriptors or memory, before the next connection is accepted.
 const BREATHER: Duration = Duration::from_millis(100);
 
-/// What all connections share.
+/// The state that all connections share.
 struct Door {
     node: Arc<Node>,
     grants: Arc<Places>,

@@ -1,4 +1,4 @@
-//! What every request to the API passes: the limit for strangers, the check of its right, the audit log.
+//! The checks that every request to the API passes: the limit for strangers, the check of its right, the audit log.
 
 use std::convert::Infallible;
 use std::sync::Arc;

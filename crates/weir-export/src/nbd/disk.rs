@@ -41,7 +41,7 @@ struct Farewell {
     lingers: Duration,
 }
 
-/// What the turns of a disk's connections have come to.
+/// The outcome of the turns of a disk's connections.
 struct Turns {
     /// Most bytes of the shard's buffers that were lent when a connection had to wait.
     lent: usize,
@@ -250,7 +250,7 @@ impl NbdDisk {
         }
     }
 
-    /// What the limit has delayed.
+    /// The delays that the limit has caused.
     #[must_use]
     pub fn delays(&self) -> Delays {
         self.gate.delays()
@@ -447,7 +447,7 @@ impl NbdDisk {
         self.connections.iter().map(|(_, connection)| connection.in_flight()).sum()
     }
 
-    /// What the export saw: a request arrives when it is parsed and is complete when its reply was handed to the socket.
+    /// The export's meter: a request arrives when it is parsed and is complete when its reply was handed to the socket.
     /// Requests that are refused here are not counted.
     #[must_use]
     pub fn meter(&self) -> LayerMeter {

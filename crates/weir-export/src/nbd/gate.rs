@@ -104,7 +104,7 @@ impl Gate {
         }
     }
 
-    /// What the limit has delayed so far.
+    /// The delays that the limit has caused so far.
     pub fn delays(&self) -> Delays {
         let (requests, waited) = self.delayed;
         Delays { requests, waited, waiting: self.line.len() }

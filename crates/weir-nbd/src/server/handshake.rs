@@ -211,7 +211,7 @@ impl Handshake {
                 return Step::Refused(HandshakeError::BytesBeforeTls);
             }
             Tls::Optional | Tls::Required => {
-                // What was agreed on in plain text may be someone else's word (CVE-2021-3716 is this mistake in a server).
+                // An agreement in plain text may be someone else's word (CVE-2021-3716 is this mistake in a server).
                 (self.structured_replies, self.extended_headers, self.context_of) = (false, false, None);
                 self.tls = Tls::Starting;
                 reply.acknowledge();

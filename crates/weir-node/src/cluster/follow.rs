@@ -1,4 +1,4 @@
-//! What a running node does when the records of identities change: it trusts whom they say, and announces that.
+//! A running node follows the records of identities: it trusts whom they say, and announces that.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::patience::Told;
 /// Pause after a failure, or where no authority exists yet.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Refuses a registry of another cluster or of none, and one that has revoked this node: before the node has a session there, so that no other
+/// Refuses a registry of another cluster, and one that has revoked this node, before the node has a session there, so that no other
 /// node counts on it. Waits for the registry; `waits` gets the reason.
 ///
 /// # Errors
@@ -34,7 +34,7 @@ pub async fn check(
             Err(Unusable::Registry(error @ RegistryError::Unavailable { .. })) => {
                 waits(&error.to_string());
             }
-            // What it trusted last counts; `keep` says so.
+            // Its last trust counts; `keep` says so.
             Err(_) => return Ok(()),
         }
         weir_task::sleep(AGAIN).await;
@@ -78,7 +78,7 @@ pub async fn keep(node: Arc<Node>, api: Option<SocketAddr>, expel: oneshot::Send
     }
 }
 
-/// What a line of the log is about: the words for this node's own certificate contain the time, and differ each second.
+/// The subject of a line of the log: the words for this node's own certificate contain the time, and differ each second.
 fn topic<'a>(own: Option<&Mistrust>, reason: &'a str) -> &'a str {
     if own.is_some() { "this node's own certificate" } else { reason }
 }
@@ -105,7 +105,7 @@ async fn follow(
     }
 }
 
-/// What has become of the authority in the registry.
+/// The authority's loss from the registry, in words.
 fn lost(identity: &NodeIdentity, snapshot: &Snapshot) -> String {
     if snapshot.is_blank() { identity.no_cluster() } else { Unusable::AuthorityLost.to_string() }
 }

@@ -94,7 +94,7 @@ async fn ask(endpoints: &[Endpoint], tls: &Arc<ClientConfig>, body: &[u8]) -> Re
         }
     }
     let message = format!("no node could admit this host: {}", silent.join("; "));
-    // What a node has said helps more than the question whether one answers.
+    // A node's answer helps more than the question whether one answers.
     let said = hints.into_iter().find(|hint| !hint.is_empty());
     let hint = said.unwrap_or_else(|| {
         "is a node of the cluster up, and reachable from here? The token is still good".into()

@@ -264,14 +264,18 @@ impl Snapshot {
     #[must_use]
     pub fn can_sign(&self, node: &Announced) -> bool {
         let signer = self.trusted.first().map(CaCertificate::fingerprint);
-        node.signs && node.trusts.first().copied() == signer && !self.revoked.0.names_node(&node.node)
+        self.is_signer(node) && node.trusts.first().copied() == signer
     }
 
     /// Whether a node may be able to sign: during a rotation, one that has the new authority's key has not said so yet.
     #[must_use]
     pub fn may_sign(&self, node: &Announced) -> bool {
         let known = |one: &CaCertificate| node.trusts.contains(&one.fingerprint());
-        node.signs && self.trusted.iter().any(known) && !self.revoked.0.names_node(&node.node)
+        self.is_signer(node) && self.trusted.iter().any(known)
+    }
+
+    fn is_signer(&self, node: &Announced) -> bool {
+        node.signs && !self.revoked.0.names_node(&node.node)
     }
 
     /// The records on which a certificate is decided.

@@ -8,7 +8,7 @@ use crate::error::{ApiError, ApiErrorKind};
 use crate::https::{self, FORWARDED};
 use crate::identity::NodeIdentity;
 
-/// Has a node with the authority's key answer, other than this one. What is sent proves itself, or this node's certificate does:
+/// Has a node with the authority's key answer, other than this one. The request proves itself, or this node's certificate does:
 /// it does not matter who carries it. `forwarded`: how often nodes have forwarded the request, this one included.
 ///
 /// # Errors
@@ -63,7 +63,7 @@ pub async fn ask(
     })
 }
 
-/// What helps where no node has the authority's key.
+/// The remedy where no node has the authority's key.
 const RESTORE: &str = "restore ca.pem in identity.directory of the node that had it from a backup (mode 0600), restart that node, and repeat";
 
 /// The nodes that say that they have the authority's key, without this one.
@@ -80,19 +80,18 @@ fn others<'a>(
 #[must_use]
 pub fn obstacle(identity: &NodeIdentity, snapshot: &Snapshot) -> Option<String> {
     let signer = snapshot.signer().ok()?.fingerprint();
-    match admission::key_of(identity.store(), signer) {
-        Ok(Some(_)) => None,
-        Err(error) => Some(error.to_string()),
-        Ok(None)
-            if snapshot.nodes.iter().any(|one| one.node != *identity.name() && snapshot.may_sign(one)) =>
-        {
-            None
-        }
-        Ok(None) => Some(format!(
-            "no node has the key of the certificate authority ({signer}), and neither has {}; {RESTORE}",
-            identity.store().directory().display()
-        )),
+    let key = match admission::key_of(identity.store(), signer) {
+        Ok(key) => key,
+        Err(error) => return Some(error.to_string()),
+    };
+    let mut others = snapshot.nodes.iter().filter(|node| node.node != *identity.name());
+    if key.is_some() || others.any(|node| snapshot.may_sign(node)) {
+        return None;
     }
+    let directory = identity.store().directory().display();
+    Some(format!(
+        "no node has the key of the certificate authority ({signer}), and neither has {directory}; {RESTORE}"
+    ))
 }
 
 /// Refuses if no host could join now: no node that `is_there` can sign, and neither can this one.

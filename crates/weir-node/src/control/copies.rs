@@ -1,4 +1,4 @@
-//! What the copies of other owners' logs on this node's shards hear of their disks' records.
+//! The news of their disks' records for the copies of other owners' logs on this node's shards.
 //!
 //! Not from the disks' tasks: such a task may wait for long in the middle of a step, and a former owner would keep its connection to
 //! the copy for as long (P2).
@@ -115,7 +115,7 @@ mod tests {
             let expected = format!("RecordIs {{ disk: \"d\", epoch: {epoch}, owner: {owner:?} }}");
             assert_eq!(next(&mut told).await, expected);
         }
-        // What was read for a connection is newer than the view, and what is older changes nothing.
+        // A record that was read for a connection is newer than the view, and an older one changes nothing.
         let read = DiskRecord { epoch: 50, owner: Some(NodeRef::new("e", 1)), ..record.clone() };
         node.records.learn(&DiskRecord { epoch: 39, ..record.clone() }, u64::MAX - 1);
         node.records.learn(&read, u64::MAX);

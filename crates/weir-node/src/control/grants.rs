@@ -102,7 +102,7 @@ async fn ask_for_grants(node: Arc<Node>, member: String) {
     loop {
         let [granted, others] = node.rights.asked_of(&member);
         if granted.is_empty() && others.is_empty() {
-            // What it left unanswered says nothing once it is not asked any more.
+            // Its unanswered questions say nothing once it is not asked any more.
             return node.rights.answers.start_over(&member);
         }
         let granted = granted.chunks(MOST_ENTRIES).map(|some| (some, true));
@@ -126,7 +126,7 @@ async fn ask_for_grants(node: Arc<Node>, member: String) {
 }
 
 /// Whether this node itself did not run for longer than `slack` in a wait that began at `since` and was to last `length` at most.
-/// What was not answered meanwhile says nothing of the others.
+/// A question that was not answered meanwhile says nothing of the others.
 fn was_away(since: Nanos, length: Duration, slack: Duration) -> bool {
     Nanos::now() - since > length + slack
 }
@@ -295,7 +295,7 @@ pub async fn serve(node: &Node, from: &str, mut stream: impl Duplex) -> Result<(
 /// The disk's grants by their key, and the epoch of its record.
 type Known = (String, u64);
 
-/// What this member knows of a disk that it is asked about, without a read.
+/// This member's knowledge of a disk that it is asked about, without a read.
 enum Knows {
     /// Enough: the sender owns the disk, or its epoch is over.
     Record(Known),

@@ -110,9 +110,8 @@ async fn move_disk(node: &Arc<Node>, tasks: &Tasks, disk: &str, to: NodeRef, why
         NotAgreed::Silent(reason) => Stays { reason, at: Obstacle::Silent },
     })?;
     let moved = tasks.ask(disk, node, |done| Request::Move { to, why, done }).await;
-    let is_over = || why.leaves_barred() && !node.barred().contains(&node.config.name);
     moved.map_err(|error| {
-        let at = if is_over() { Obstacle::Over } else { Obstacle::Disk };
+        let at = if why.is_over(node) { Obstacle::Over } else { Obstacle::Disk };
         Stays { reason: error.message, at }
     })
 }
@@ -122,7 +121,7 @@ async fn move_disk(node: &Arc<Node>, tasks: &Tasks, disk: &str, to: NodeRef, why
 struct Moves {
     /// The disks on their way, and since when.
     under_way: BTreeMap<String, Nanos>,
-    /// What is known of this node's disks that were not moved.
+    /// The reasons for which disks of this node were not moved.
     tried: BTreeMap<String, Tried>,
     /// The nodes that cannot open a disk, or have got it, and until when that counts.
     unfit: BTreeMap<(String, String), Nanos>,
@@ -192,23 +191,23 @@ impl Moves {
             self.unfit.insert((disk.to_owned(), to.to_owned()), now + CAME_BACK);
             return None;
         };
-        if at == Obstacle::Over {
-            self.tried.remove(disk);
-            return None;
+        match at {
+            Obstacle::Over => {
+                self.tried.remove(disk);
+                return None;
+            }
+            Obstacle::Disk => {}
+            Obstacle::Unfit => drop(self.unfit.insert((disk.to_owned(), to.to_owned()), now + UNFIT)),
+            Obstacle::Silent => drop(self.silent.insert(to.to_owned(), now + UNFIT)),
         }
         let tried = self.tried.entry(disk.to_owned()).or_default();
         let (pause, is_new) = tried.failures.entry(to.to_owned()).or_default().failed(&reason);
         tried.again = now + pause;
         tried.unable = (at != Obstacle::Disk).then(|| to.to_owned());
-        match at {
-            Obstacle::Disk | Obstacle::Over => {}
-            Obstacle::Unfit => drop(self.unfit.insert((disk.to_owned(), to.to_owned()), now + UNFIT)),
-            Obstacle::Silent => drop(self.silent.insert(to.to_owned(), now + UNFIT)),
-        }
         is_new.then_some(reason)
     }
 
-    /// What was known of earlier moves counts no more.
+    /// The knowledge of earlier moves counts no more.
     fn forget(&mut self) {
         self.tried.clear();
         self.unfit.clear();

@@ -46,7 +46,7 @@ impl Shards {
         &self.queues[self.number_of(disk)]
     }
 
-    /// What the limits of the disks that are open here have delayed, by the disk's name. Never waits for a shard.
+    /// The delays that the limits of the disks that are open here have caused, by the disk's name. Never waits for a shard.
     #[must_use]
     pub fn delays(&self) -> Vec<Delayed> {
         let mut delays: Vec<_> = self.queues.iter().flat_map(|queue| queue.health().delays()).collect();

@@ -215,7 +215,7 @@ async fn grants_and_seals_are_the_owners_alone() {
         assert!(ask(&mut owner, what, "e", epoch).await.is_err(), "{what:?} in epoch {epoch}");
     }
     ask(&mut owner, renew, "e", 5).await.expect("nothing has changed");
-    // What is no question ends the connection.
+    // A frame that is no question ends the connection.
     owner.write_all(&[0xff; 64]).await.unwrap();
     assert!(is_dead(owner).await);
 }

@@ -55,7 +55,7 @@ pub struct Disk {
     touched: bool,
     /// When its next turn is due even if nothing happens, as of the last one.
     due: Nanos,
-    /// What it had done by its last turn; see [`Disk::has_moved`].
+    /// Its work up to its last turn; see [`Disk::has_moved`].
     activity: u64,
     /// What its limit has delayed, for other threads.
     delays: Arc<DelayCounters>,

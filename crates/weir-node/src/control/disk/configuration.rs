@@ -1,4 +1,4 @@
-//! What an open disk is told of its record: epoch, set, policy, limit, and the copies that are to go.
+//! The news that an open disk gets of its record: epoch, set, policy, limit, and the copies that are to go.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -27,7 +27,7 @@ impl DiskTask {
         self.tell_limit(record).await;
     }
 
-    /// What the open disk is to want: `None` is write-through.
+    /// The policy that the open disk is to strive for: `None` is write-through.
     fn wanted_replicas(&self, record: &DiskRecord) -> Option<usize> {
         match record.policy {
             _ if self.empties => None,

@@ -103,7 +103,7 @@ impl DiskTask {
 
     /// Whether the disk is to move still: a node that takes disks again keeps its own.
     fn check_reason(&self, why: Why) -> Result<(), ApiError> {
-        if !why.leaves_barred() || self.node.barred().contains(&self.me.node) {
+        if !why.is_over(&self.node) {
             return Ok(());
         }
         let message = format!("disk {} stays on {}, which takes disks again by now", self.name, self.me.node);
@@ -362,7 +362,7 @@ impl DiskTask {
         }
     }
 
-    /// What the open disk does at present; `None` while its shard does not say. Other shards, which may hang, are not asked.
+    /// The state of the open disk at present; `None` while its shard does not say. Other shards, which may hang, are not asked.
     async fn status(&mut self) -> Result<Option<DiskStatus>, ApiError> {
         let (shards, disk) = (self.node.shards.clone(), self.name.clone());
         let ask = async move { shards.ask(&disk, |answer| Command::Status { answer }).await };

@@ -5,6 +5,7 @@ use weir_block::{Nanos, Stream};
 use weir_cluster::records::{Limit, NodeRef, Policy};
 use weir_volume::Trace;
 
+use crate::control::Node;
 use crate::error::ApiError;
 use crate::shard::messages::Notice;
 
@@ -56,9 +57,9 @@ pub enum Why {
 }
 
 impl Why {
-    /// Whether the disk moves only because its node takes no disks at present.
-    pub(in crate::control) fn leaves_barred(self) -> bool {
-        matches!(self, Why::Drained | Why::Quarantined)
+    /// Whether the disk is not to move any more: its node, which did not take disks, takes them again.
+    pub(in crate::control) fn is_over(self, from: &Node) -> bool {
+        matches!(self, Why::Drained | Why::Quarantined) && !from.barred().contains(&from.config.name)
     }
 
     /// The node that the disk returns to, given the one so far. `from`: the node that it leaves.
@@ -110,7 +111,7 @@ pub enum Request {
     },
     /// Delete the disk, which this process owns and cannot open. What only its log has is lost.
     DeleteUnopened {
-        /// What is lost, for the event.
+        /// The loss, in words, for the event.
         lost: String,
         /// Answered when its record and its file are gone.
         done: oneshot::Sender<Result<(), ApiError>>,

@@ -29,7 +29,7 @@ use weir_block::Nanos;
 use weir_cluster::membership::SessionState;
 use weir_cluster::node_state::{self, Leaving};
 use weir_cluster::ownership::{self, Refusal};
-use weir_cluster::placement::{CLAIMED_WITHIN, successors};
+use weir_cluster::placement::{CLAIMED_WITHIN, successors, turns};
 use weir_cluster::records::{DiskRecord, Limit, Medium, Mode, NodeRef, Policy};
 use weir_cluster::view::Seen;
 
@@ -71,8 +71,7 @@ struct Vacant {
 impl Vacant {
     /// The time at which one more process may act.
     fn next_turn(&self, now: Nanos) -> Nanos {
-        let passed = (now - self.since).as_nanos() / CLAIMED_WITHIN.as_nanos();
-        self.since + CLAIMED_WITHIN * u32::try_from(passed + 1).unwrap_or(u32::MAX)
+        self.since + CLAIMED_WITHIN * turns(now - self.since)
     }
 }
 
@@ -483,14 +482,14 @@ impl DiskTask {
         let live = self.node.records.nodes.now();
         let all = successors(record, &live, &self.node.barred(), Duration::MAX).len();
         let vacant = self.vacant.as_ref().map_or(Duration::ZERO, |vacant| Nanos::now() - vacant.since);
-        all > 1 && vacant < CLAIMED_WITHIN * u32::try_from(all).unwrap_or(u32::MAX)
+        all > 1 && turns(vacant) as usize <= all
     }
 
     async fn check_claim(&mut self, record: &DiskRecord) -> Result<(), String> {
         let (node, of) = (Arc::clone(&self.node), record.clone());
         let checked = self.meanwhile(async move { agreement::check(&node, &of).await }).await;
         match checked.map_err(|error| error.to_string())? {
-            // What other disks' storage does is no reason to leave this one without an owner.
+            // Trouble with other disks' storage is no reason to leave this one without an owner.
             Ok(()) | Err(Unopened::Busy(_)) => Ok(()),
             Err(Unopened::Fails(reason)) => Err(reason),
         }

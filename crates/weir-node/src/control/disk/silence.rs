@@ -31,7 +31,7 @@ struct Missed {
     told: Option<Nanos>,
 }
 
-/// What this node knows of a replica's process.
+/// This node's knowledge of a replica's process.
 enum Sign {
     /// The registry hears it.
     Live,
@@ -90,9 +90,9 @@ impl DiskTask {
         // The record may name the process before the one that the disk is being copied to.
         let named = self.connected.get(&replica.node).unwrap_or(replica);
         match known {
-            // An earlier process: the view of the nodes lags behind the record.
             // Also on the same flash: its log may be lost, and the channel led to the former process.
             Some(known) if known.incarnation > named.incarnation => Sign::Replaced,
+            // Not an earlier process: the view of the nodes lags behind the record.
             Some(known) if is_live && record.counts(named, &known) => Sign::Live,
             _ => match rights.answers.unanswered(&replica.node) {
                 Some(unanswered) if unanswered.is_silence(rights.patience()) => Sign::Silent,

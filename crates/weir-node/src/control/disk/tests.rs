@@ -60,6 +60,13 @@ pub(crate) async fn node(directory: &std::path::Path) -> (Arc<Node>, mpsc::Recei
     node_at(directory, Arc::default()).await
 }
 
+/// As [`node`], where nobody reads the commands.
+async fn quiet_node(directory: &std::path::Path) -> Arc<Node> {
+    let (node, mut told) = node(directory).await;
+    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    node
+}
+
 /// As [`node`], with a registry in this faults.
 pub(crate) async fn node_at(
     directory: &std::path::Path,
@@ -428,8 +435,7 @@ async fn a_disk_that_cannot_be_looked_at_because_of_others_is_claimed() {
 async fn a_disk_that_its_heir_does_not_claim_is_claimed_after_a_while() {
     for stops in [false, true] {
         let directory = tempfile::tempdir().unwrap();
-        let (node, mut told) = node(directory.path()).await;
-        tokio::spawn(async move { while told.recv().await.is_some() {} });
+        let node = quiet_node(directory.path()).await;
         let registry = node.registry.clone();
         let _heir = NodeSession::start(registry, record_of("b"), SessionConfig::default()).await.unwrap();
         node.records.nodes.changes().wait_for(|live| live.contains_key("b")).await.unwrap();
@@ -453,6 +459,20 @@ async fn a_disk_that_its_heir_does_not_claim_is_claimed_after_a_while() {
         task.reconcile().await;
         // A node that stops would close it again.
         assert_eq!(owner().await, (!stops).then(|| NodeRef::new("a", 1)));
+    }
+}
+
+async fn drain(node: &Node, name: &str, fewer_copies: bool) {
+    let mut seen = node.records.changes();
+    let name = name.to_owned();
+    for event in [
+        node_state::Event::Present { node: name.clone() },
+        node_state::Event::Drain { node: name.clone(), fewer_copies },
+    ] {
+        node_states::change(node, &event, node.session.guard()).await.unwrap();
+    }
+    while !node.barred().contains(&name) {
+        seen.next().await;
     }
 }
 
@@ -499,8 +519,7 @@ impl DiskTask {
 #[tokio::test]
 async fn a_disk_that_the_first_replica_does_not_take_over_is_taken_over_after_a_while() {
     let directory = tempfile::tempdir().unwrap();
-    let (node, mut told) = node(directory.path()).await;
-    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let node = quiet_node(directory.path()).await;
     let (_first, mut task, _inbox) = abandoned(&node, Mode::WriteBack).await;
     volume_of_d(&node, directory.path()).await;
     let wakes = task.reconcile().await.expect("nothing else wakes it");
@@ -515,8 +534,7 @@ async fn a_disk_that_the_first_replica_does_not_take_over_is_taken_over_after_a_
 #[tokio::test]
 async fn a_disk_that_cannot_be_opened_here_is_left_to_others_while_they_have_their_turns() {
     let directory = tempfile::tempdir().unwrap();
-    let (node, mut told) = node(directory.path()).await;
-    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let node = quiet_node(directory.path()).await;
     let (_first, mut task, _inbox) = abandoned(&node, Mode::WriteBack).await;
     task.reconcile().await;
     task.turns_have_passed(1);
@@ -556,8 +574,7 @@ async fn a_disk_whose_owner_is_heard_again_during_the_look_is_not_taken_over() {
 async fn a_stopping_node_takes_over_only_a_log() {
     for (mode, owner) in [(Mode::WriteThrough, "z"), (Mode::WriteBack, "a")] {
         let directory = tempfile::tempdir().unwrap();
-        let (node, mut told) = node(directory.path()).await;
-        tokio::spawn(async move { while told.recv().await.is_some() {} });
+        let node = quiet_node(directory.path()).await;
         let (_first, mut task, _inbox) = abandoned(&node, mode).await;
         volume_of_d(&node, directory.path()).await;
         task.reconcile().await;

@@ -43,7 +43,7 @@ impl Unanswered {
     }
 }
 
-/// What this node knows of the other nodes, by their names.
+/// This node's knowledge of the other nodes, by their names.
 #[derive(Debug, Default)]
 pub(in crate::control) struct Answers(Mutex<Known>);
 

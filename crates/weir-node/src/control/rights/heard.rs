@@ -1,15 +1,15 @@
-//! What the members of disks' sets have said of owners whom they hear ([`crate::control::hearing`] asks them).
+//! The answers of the members of disks' sets about owners whom they hear ([`crate::control::hearing`] asks them).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use weir_block::Nanos;
 
-/// What the members have said lately, each under a lock that whoever asks it holds.
+/// The members' latest answers, each under a lock that whoever asks it holds.
 #[derive(Debug, Default)]
 pub(in crate::control) struct Members(Mutex<BTreeMap<String, Arc<tokio::sync::Mutex<Said>>>>);
 
-/// What one member has said.
+/// One member's answers.
 #[derive(Debug, Default)]
 pub(in crate::control) struct Said {
     /// By the name of the disk.
@@ -18,7 +18,7 @@ pub(in crate::control) struct Said {
     pub silent_until: Nanos,
 }
 
-/// What it has said of one disk.
+/// Its answer about one disk.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::control) struct Heard {
     pub epoch: u64,

@@ -60,7 +60,7 @@ pub struct Rights {
     pub(super) hurry: Notify,
     /// By member: connections for seals.
     asking: Mutex<BTreeMap<String, Arc<Semaphore>>>,
-    /// What members have said of the owners that they hear.
+    /// The members' answers about the owners that they hear.
     pub(super) heard: heard::Members,
     /// Where members are, and which of them do not answer.
     pub(super) answers: answers::Answers,

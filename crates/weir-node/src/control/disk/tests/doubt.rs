@@ -35,8 +35,7 @@ async fn move_in_doubt(task: &mut DiskTask) {
 #[tokio::test]
 async fn a_move_in_doubt_ends_with_any_change_that_commits_behind_it() {
     let directory = tempfile::tempdir().unwrap();
-    let (node, mut told) = node(directory.path()).await;
-    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let node = quiet_node(directory.path()).await;
     let (mut task, _inbox, until) = open(&node, |_| ()).await;
     move_in_doubt(&mut task).await;
     assert!(!serves(&until));

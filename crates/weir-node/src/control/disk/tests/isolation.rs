@@ -27,8 +27,7 @@ async fn states(node: &Node) -> NodeStatesRecord {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_is_taken_from_an_isolated_owner_only_when_nobody_hears_it() {
     let directory = tempfile::tempdir().unwrap();
-    let (node, mut told) = node(directory.path()).await;
-    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let node = quiet_node(directory.path()).await;
     let record = disk_of_b(&node).await;
     let key = rights::key(&record);
     node.rights.hear(&key, "b", record.epoch);

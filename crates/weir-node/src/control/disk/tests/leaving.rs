@@ -12,18 +12,13 @@ use super::*;
 #[tokio::test]
 async fn only_a_copy_that_is_being_filled_replaces_another() {
     let directory = tempfile::tempdir().unwrap();
-    let (node, mut told) = node(directory.path()).await;
-    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let node = quiet_node(directory.path()).await;
     let _b = neighbour(&node, "b").await;
     let c = neighbour(&node, "c").await;
     c.publish(vec![MediumSpace { medium: Medium::Ram, bytes: 1, free: 0, log: 1 }], 0).await.unwrap();
-    let name = "b".to_owned();
-    let drain = node_state::Event::Drain { node: name.clone(), fewer_copies: true };
-    for event in [node_state::Event::Present { node: name }, drain] {
-        node_states::change(&node, &event, node.session.guard()).await.unwrap();
-    }
+    drain(&node, "b", true).await;
     let mut changes = node.records.changes();
-    while !node.barred().contains("b") || node.records.nodes.now()["c"].has_room(Medium::Ram) {
+    while node.records.nodes.now()["c"].has_room(Medium::Ram) {
         changes.next().await;
     }
     let record = disk_of_a(&node, |record| {

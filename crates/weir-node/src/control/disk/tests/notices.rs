@@ -15,8 +15,7 @@ async fn end_of_a_replica(task: &mut DiskTask) {
 #[tokio::test]
 async fn what_a_move_ends_is_no_event() {
     let directory = tempfile::tempdir().unwrap();
-    let (node, mut told) = node(directory.path()).await;
-    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let node = quiet_node(directory.path()).await;
     let record = disk_of_a(&node, |_| ()).await;
     let (mut task, _inbox) = DiskTask::new("d", &node);
     task.local = Local::Open { epoch: record.epoch };

@@ -70,7 +70,7 @@ async fn a_disk_whose_backing_does_not_answer_is_not_closed_for_a_move() {
         let in_flight = Arc::new(AtomicUsize::new(in_flight));
         let (node, mut told) = node_with(directory.path(), Arc::default(), in_flight).await;
         let record = disk_of_a(&node, |_| ()).await;
-        drain(&node, "a").await;
+        drain(&node, "a", false).await;
         let (mut task, _inbox) = DiskTask::new("d", &node);
         task.local = Local::Open { epoch: 3 };
         let b = NodeRef::new("b", 1);
@@ -116,8 +116,7 @@ async fn an_operators_move_asks_whether_the_node_can_open_the_disk() {
 #[tokio::test]
 async fn an_export_that_cannot_open_the_disk_leaves_it_to_its_heir() {
     let directory = tempfile::tempdir().unwrap();
-    let (node, mut told) = node(directory.path()).await;
-    tokio::spawn(async move { while told.recv().await.is_some() {} });
+    let node = quiet_node(directory.path()).await;
     let record = disk_of_a(&node, |record| {
         (record.owner, record.heir) = (None, Some(NodeRef::new("a", 1)));
     })
@@ -166,7 +165,7 @@ async fn a_disk_whose_file_is_gone_stays_whoever_moves_it() {
         let opened = OpenedFile::open(&path, &options).unwrap();
         node.here.insert(&record, opened.file());
         std::fs::remove_file(&path).unwrap();
-        drain(&node, "a").await;
+        drain(&node, "a", false).await;
         let (mut task, _inbox) = DiskTask::new("d", &node);
         task.local = Local::Open { epoch: 3 };
         let refused = task.move_to(&b, why).await.unwrap_err();
@@ -183,7 +182,7 @@ async fn a_disk_without_replicas_stays_open_while_the_registry_is_away() {
     let faults = Arc::new(RegistryFaults::default());
     let (node, mut told) = node_at(directory.path(), Arc::clone(&faults)).await;
     disk_of_a(&node, |_| ()).await;
-    drain(&node, "a").await;
+    drain(&node, "a", false).await;
     let (mut task, _inbox) = DiskTask::new("d", &node);
     task.local = Local::Open { epoch: 3 };
     faults.away.store(true, Ordering::Relaxed);
@@ -230,20 +229,6 @@ async fn all_until(told: &mut mpsc::Receiver<String>, command: &str) -> Vec<Stri
     all
 }
 
-async fn drain(node: &Node, name: &str) {
-    let mut seen = node.records.changes();
-    let name = name.to_owned();
-    for event in [
-        node_state::Event::Present { node: name.clone() },
-        node_state::Event::Drain { node: name.clone(), fewer_copies: false },
-    ] {
-        node_states::change(node, &event, node.session.guard()).await.unwrap();
-    }
-    while !node.barred().contains(&name) {
-        seen.next().await;
-    }
-}
-
 /// Emptying takes up to 40 s, and nobody could open the disk that was closed for a node that is gone.
 #[tokio::test]
 async fn a_disk_is_emptied_for_a_node_that_lives_only() {
@@ -251,7 +236,7 @@ async fn a_disk_is_emptied_for_a_node_that_lives_only() {
     let (node, mut told) = node(directory.path()).await;
     disk_of_a(&node, |record| (record.policy, record.mode) = (Policy::WriteBack(0), Mode::WriteBack)).await;
     let session = neighbour(&node, "b").await;
-    drain(&node, "a").await;
+    drain(&node, "a", false).await;
     let (mut task, _inbox) = DiskTask::new("d", &node);
     task.local = Local::Open { epoch: 3 };
     let dies = async {
@@ -276,7 +261,7 @@ async fn a_disk_is_closed_only_while_its_next_owner_and_the_registry_are_there()
         let (node, mut told) = node_with(directory.path(), Arc::clone(&faults), Arc::clone(&in_flight)).await;
         disk_of_a(&node, |_| ()).await;
         let session = neighbour(&node, "b").await;
-        drain(&node, "a").await;
+        drain(&node, "a", false).await;
         let (mut task, _inbox) = DiskTask::new("d", &node);
         task.local = Local::Open { epoch: 3 };
         let changes = async {
@@ -289,7 +274,7 @@ async fn a_disk_is_closed_only_while_its_next_owner_and_the_registry_are_there()
                         seen.next().await;
                     }
                 }
-                "drained" => drain(&node, "b").await,
+                "drained" => drain(&node, "b", false).await,
                 "resumed" => {
                     let event = node_state::Event::Resume { node: "a".into() };
                     node_states::change(&node, &event, node.session.guard()).await.unwrap();

@@ -14,7 +14,7 @@ use crate::peer::Greeting;
 /// Short, for the sake of the test's duration.
 const TIMES: GrantTimes = GrantTimes { length: Duration::from_secs(1), margin: Duration::from_millis(100) };
 
-/// What `b` does with questions for grants.
+/// The way in which `b` treats questions for grants.
 #[derive(Clone, Copy)]
 enum Answers {
     Soon,
