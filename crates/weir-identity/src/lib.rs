@@ -125,4 +125,4 @@ pub use token::{
 };
 pub use trust::{BadTrust, Mistrust, OtherEnd, Purpose, Trust, TrustStore, Witness};
 pub use verify::Accept;
-pub use when::{MOST_SKEW, unix};
+pub use when::{MOST_SKEW, span, unix};

@@ -31,7 +31,8 @@ pub(crate) fn at(seconds: u64) -> String {
 }
 
 /// A number of seconds in words, such as `1 h 5 min`. The two largest units that differ from zero.
-pub(crate) fn span(seconds: u64) -> String {
+#[must_use]
+pub fn span(seconds: u64) -> String {
     let units = [(86_400, "d"), (3600, "h"), (60, "min"), (1, "s")];
     let mut rest = seconds;
     let mut parts = Vec::new();

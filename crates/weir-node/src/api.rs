@@ -244,6 +244,9 @@ pub struct NodeView {
     /// Since when it is down: RFC 3339, UTC.
     #[serde(default)]
     pub down_since: Option<String>,
+    /// Milliseconds by which its clock is ahead of the cluster's (behind: negative), as far as the asked node knows.
+    #[serde(default)]
+    pub clock_ahead_ms: Option<i64>,
     /// Address for replication; empty (null in JSON) when down.
     #[serde(default, with = "crate::null_if_empty")]
     pub peer_address: String,

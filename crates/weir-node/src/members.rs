@@ -132,6 +132,7 @@ fn view(member: &MemberRecord) -> NodeView {
         fault_domain: member.fault_domain.clone(),
         state: NodeView::DOWN.to_owned(),
         down_since: member.down_since_unix_ms.map(rfc3339),
+        clock_ahead_ms: None,
         peer_address: String::new(),
         media: Vec::new(),
         load: 0,

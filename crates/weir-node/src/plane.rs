@@ -19,6 +19,7 @@ use weir_nbd::server::{BASE_ALLOCATION_ID, Session};
 use weir_task::JoinHandle;
 
 use crate::config::Config;
+use crate::control::clocks::Clocks;
 use crate::control::disk::log_medium;
 use crate::control::intents::Intents;
 use crate::control::node::{Here, Journal, Node};
@@ -157,6 +158,7 @@ impl Plane {
             rights,
             session,
             shards,
+            clocks: Clocks::default(),
             here: Here::default(),
             capacity: LogCapacity::default(),
             intents: Intents::default(),

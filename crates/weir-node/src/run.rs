@@ -31,7 +31,7 @@ use crate::backings::Backings;
 use crate::cluster::{follow, renewal, rotation};
 use crate::config::Config;
 use crate::control::node::{Node, random};
-use crate::control::{Shards, capacity, flash};
+use crate::control::{Shards, capacity, clocks, flash};
 use crate::exports::{self, Exports};
 use crate::gate::Gate;
 use crate::http;
@@ -261,6 +261,7 @@ pub async fn run_with(
     let Plane { node, tasks, services: ours } = Plane::start(parts, session, wanted).await?;
     services.spawn(accept::peers(peers, Arc::clone(&node)));
     services.spawn(members::keep(Arc::clone(&node)));
+    services.spawn(clocks::keep(Arc::clone(&node)));
     services.spawn(keep_checking(Arc::clone(&node)));
     let (expel, expelled) = oneshot::channel();
     services.spawn(follow::keep(Arc::clone(&node), tls_address, expel));

@@ -24,6 +24,8 @@ pub const UNFINISHED: &str = "unfinished/";
 pub const STOPPING: &str = "stopping/";
 /// All [`super::MemberRecord`]s.
 pub const MEMBERS: &str = "members/";
+/// All [`super::ClockRecord`]s of nodes with a valid lease.
+pub const CLOCKS: &str = "clocks/";
 /// The prefix of [`NODE_STATES`].
 pub const NODE_STATES_PREFIX: &str = "node-states/";
 /// The [`super::NodeStatesRecord`] of all nodes.
@@ -53,6 +55,12 @@ pub const PROCESSES: &str = "processes/";
 #[must_use]
 pub fn node(name: &str) -> String {
     format!("{NODES}{name}")
+}
+
+/// `clocks/<name>`.
+#[must_use]
+pub fn clock(name: &str) -> String {
+    format!("{CLOCKS}{name}")
 }
 
 /// `members/<name>`: stays when the node is down.

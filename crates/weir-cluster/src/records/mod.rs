@@ -1,5 +1,6 @@
 //! The registry's records: versioned JSON, verified when read.
 
+mod clock;
 mod disk;
 pub mod keys;
 mod limit;
@@ -13,6 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::registry::{Entry, Op, Transaction};
 
+pub use clock::ClockRecord;
 pub use disk::{DiskRecord, FormerOwner, MAX_FORMER, MAX_REPLICAS, Mode, Policy, Source, Spread};
 pub use limit::Limit;
 pub use medium::{Medium, NotAMedium};

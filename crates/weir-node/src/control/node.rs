@@ -16,6 +16,7 @@ use weir_cluster::registry::{Entry, Registry};
 use weir_volume::{DirVolume, FileIdentity, VolumeError};
 
 use super::capacity::LogCapacity;
+use super::clocks::Clocks;
 use super::intents::Intents;
 use super::registry_copy::RegistryCopy;
 use super::rights::Rights;
@@ -47,6 +48,8 @@ pub struct Node {
     pub rights: Rights,
     /// The records of the registry, as last read.
     pub records: RegistryCopy,
+    /// The other nodes' wall clocks.
+    pub clocks: Clocks,
     /// The way to the shards.
     pub shards: Shards,
     /// The event journal.

@@ -3,12 +3,13 @@
 //! | level | when |
 //! |---|---|
 //! | at risk | acknowledged data exists in fewer copies than the requested policy names, or in one place that may be lost; a backing file is gone; no copy of a write log is left |
-//! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a node is down; the registry is away; a shard hangs |
+//! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a node is down; the registry is away; a shard hangs; the clocks of nodes differ |
 //! | ok | none of these |
 
 use weir_cluster::records::Policy;
 
 use crate::api::{DiskView, Health, HealthLevel, NodeStatus, NodeView, RegistryView, ShardView};
+use crate::control::clocks;
 use crate::shard::messages::DiskStatus;
 use crate::units::about;
 
@@ -26,6 +27,11 @@ pub fn judge(status: &NodeStatus) -> Health {
     for node in status.nodes.iter().filter(|node| node.state != NodeView::UP) {
         let since = node.down_since.as_ref().map(|since| format!(" since {since}")).unwrap_or_default();
         found.push((HealthLevel::Degraded, format!("node {} is {}{since}", node.name, node.state)));
+    }
+    let clocks = || status.nodes.iter().filter_map(|node| Some((&node.name, node.clock_ahead_ms?)));
+    let others = if clocks().count() > 2 { "the other nodes" } else { &status.node };
+    for fault in clocks().filter_map(|(name, ahead)| clocks::fault(name, ahead, others)) {
+        found.push((HealthLevel::Degraded, fault));
     }
     if status.registry.state == RegistryView::AWAY {
         let age = status.registry.age_seconds;
@@ -126,6 +132,7 @@ mod tests {
             fault_domain: "r".into(),
             state: state.into(),
             down_since,
+            clock_ahead_ms: None,
             peer_address: String::new(),
             media: Vec::new(),
             load: 0,
@@ -168,6 +175,26 @@ mod tests {
         assert_eq!(line(&status(&UP, vec![dirty])), "ok");
         let closed = DiskView { owner: None, ..disk("closed", "write-back+1", "", None) };
         assert_eq!(line(&status(&UP, vec![closed])), "ok");
+    }
+
+    #[test]
+    fn clocks_that_differ_are_named() {
+        let mut status = status(&UP, Vec::new());
+        let mut set = |ahead: &[i64]| {
+            status.nodes.resize_with(ahead.len(), || node("n3", "up"));
+            for (node, ahead) in status.nodes.iter_mut().zip(ahead) {
+                node.clock_ahead_ms = Some(*ahead);
+            }
+            line(&status)
+        };
+        assert_eq!(set(&[0, 2_000]), "ok");
+        let two = set(&[0, -3_600_000]);
+        assert!(
+            two.starts_with("degraded: the clock of node n2 is about 1 h behind that of n1; set"),
+            "{two}"
+        );
+        let three = set(&[0, 5, 3_600_000]);
+        assert!(three.contains("n3 is about 1 h ahead of that of the other nodes"), "{three}");
     }
 
     #[test]

@@ -91,11 +91,13 @@ impl Operations {
             true => NodeView::REVOKED.to_owned(),
             false => cluster.state(&self.node.rules, now, name).to_string(),
         };
+        let clocks = self.node.clocks.ahead(&self.node.config.name);
         let up = live.values().map(|record| NodeView {
             name: record.name.clone(),
             fault_domain: record.fault_domain.clone(),
             state: state(&record.name),
             down_since: None,
+            clock_ahead_ms: clocks.get(&record.name).copied(),
             peer_address: record.peer_address.to_string(),
             media: record.media.iter().map(MediumView::from).collect(),
             load: record.load,

@@ -90,8 +90,8 @@ impl Cluster {
         if write_back != wanted.is_some() || record.replicas.len() != wanted.unwrap_or(0) {
             return Some(format!("the set is not as requested: {record:?}, n{owner}: {}", status.reason));
         }
-        if !status.reason.is_empty() {
-            return Some(format!("n{owner} has a reason to make writes wait: {}", status.reason));
+        if !accel.may_hand_over() {
+            return Some(format!("n{owner} still waits for members or for a change: {}", status.reason));
         }
         if !record.former.is_empty() {
             return Some(format!("the record still names former owners: {:?}", record.former));

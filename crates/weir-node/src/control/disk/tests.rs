@@ -152,6 +152,7 @@ async fn node_of(
         registry,
         session,
         shards: Shards::new(vec![ShardQueue::new(commands, || {})]),
+        clocks: crate::control::clocks::Clocks::default(),
         here: Here::default(),
         capacity: LogCapacity::default(),
         intents: crate::control::intents::Intents::default(),
