@@ -48,7 +48,8 @@ impl Configuration {
 /// The certain knowledge about the former owner. Each variant includes the one before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Former {
-    /// It may still be in its right: it may answer reads. Its writes go unacknowledged, for they need a copy that is sealed by now.
+    /// It may still be in its right. In write-back it may answer reads; its writes go unacknowledged, for they need a copy that is
+    /// sealed by now. In write-through it may acknowledge writes as well.
     Serving,
     /// Its right is over. Its I/O to the backing may be in flight.
     Silent,

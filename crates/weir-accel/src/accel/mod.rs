@@ -5,6 +5,7 @@ mod flushes;
 mod full_log;
 mod life;
 mod notices;
+mod parked;
 mod requests;
 mod status;
 mod turn;
@@ -37,6 +38,7 @@ use flushes::Flushes;
 use full_log::FullLog;
 use life::Life;
 pub use notices::AccelNotice;
+use parked::Parked;
 pub use status::{AccelStatus, DestageStatus};
 
 /// There is no memory for a log.
@@ -72,6 +74,8 @@ pub struct Accel<L: Destage> {
     /// A write that may go past the log and overlaps one that is on its way there: it waits for that one, and all that come
     /// after it for it.
     behind: Option<Request<'static>>,
+    /// Changes that wait for the end of the former owner's right.
+    parked: Parked,
     flushes: Flushes,
     destager: Destager,
     pacer: Pacer,
@@ -156,6 +160,7 @@ impl<L: Destage> Accel<L> {
             reserve: BufferPool::new(LARGEST),
             bypassing: Slab::new(),
             behind: None,
+            parked: Parked::default(),
             flushes: Flushes::new(),
             pacer: Pacer::new(),
             dirty,
@@ -255,7 +260,8 @@ impl<L: Destage> Accel<L> {
     #[must_use]
     pub fn is_drained(&self) -> bool {
         let marks = self.owner.marks();
-        let waits = self.writes.len() > 0 || self.behind.is_some() || self.flushes.pending() > 0;
+        let waits =
+            self.writes.len() + self.parked.len() + self.flushes.pending() > 0 || self.behind.is_some();
         marks.destaged == marks.appended && self.is_quiet() && !waits
     }
 
@@ -334,7 +340,7 @@ impl<L: Destage> Accel<L> {
     /// the accelerator; the answer comes from [`Accel::take_direct`].
     pub fn submit_direct(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
         let (tag, changes) = (request.tag(), request.kind().changes_data());
-        if changes && !self.may_bypass() {
+        if changes && !(self.may_bypass() && self.owner.may_use_backing()) {
             self.direct.push(Completion { tag, result: Err(not_owner()) });
             self.again = true;
             return;

@@ -1,8 +1,8 @@
 //! The requests that the accelerator takes, divided among the log, the path past it, and the layer below.
 
 use weir_block::{
-    Action, Buffer, Completion, Destage, Event, Layer, LayerInfo, LayerMeter, Nanos, Outcome, Payload,
-    Reactor, Request, RequestKind, Tag,
+    Action, Buffer, Completion, Destage, Event, Layer, LayerInfo, LayerMeter, Nanos, Outcome, Reactor,
+    Request, RequestKind, Tag,
 };
 
 use super::Accel;
@@ -31,17 +31,17 @@ impl<L: Destage> Accel<L> {
         self.lower.submit(reactor, Request::Read { tag, offset, buffer });
     }
 
-    fn write(&mut self, tag: Tag, offset: u64, payload: &Payload<'_>) {
+    pub(super) fn write(&mut self, tag: Tag, offset: u64, data: &[u8]) {
         let mut at = offset;
         let mut last = 0;
-        for part in payload.bytes().chunks(LARGEST_RECORD) {
+        for part in data.chunks(LARGEST_RECORD) {
             last = self.append(RecordKind::Write, at, part.len() as u32, part);
             at += part.len() as u64;
         }
         self.writes.push(last, tag);
     }
 
-    fn zero(&mut self, tag: Tag, mut offset: u64, mut length: u64, kind: RecordKind) {
+    pub(super) fn zero(&mut self, tag: Tag, mut offset: u64, mut length: u64, kind: RecordKind) {
         let mut last = 0;
         while length > 0 {
             let part = length.min(LARGEST_ZERO);
@@ -118,7 +118,7 @@ impl<L: Destage> Accel<L> {
         if self.log_takes(kind, bytes) { self.pacer.admits() } else { self.full_log.no_room() }
     }
 
-    fn log_takes(&self, kind: RequestKind, bytes: u64) -> bool {
+    pub(super) fn log_takes(&self, kind: RequestKind, bytes: u64) -> bool {
         let (data, largest) =
             if kind == RequestKind::Write { (bytes, LARGEST_RECORD as u64) } else { (0, LARGEST_ZERO) };
         self.log.has_room(data, bytes.div_ceil(largest))
@@ -136,7 +136,8 @@ impl<L: Destage> Layer for Accel<L> {
         }
         match kind {
             kind if !kind.changes_data() => self.deferred.is_empty() && self.lower.has_room(kind, bytes),
-            _ if self.behind.is_some() || !self.owner.appends() => false,
+            kind if !self.owner.appends() => self.parked.has_room(kind, bytes),
+            _ if self.behind.is_some() || self.parked.len() > 0 => false,
             // Also the log: a write that overlaps one on its way past it goes through it when there is no memory for waiting.
             kind if self.owner.bypasses() => {
                 self.lower.has_room(kind, bytes) && self.may_bypass() && self.log_has_room(kind, bytes)
@@ -148,6 +149,12 @@ impl<L: Destage> Layer for Accel<L> {
     fn submit(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
         if self.life.is_released() {
             return self.finished.push(Completion { tag: request.tag(), result: Err(not_owner()) });
+        }
+        if !self.owner.appends() {
+            match self.parked.push(request) {
+                Some(other) => request = other,
+                None => return,
+            }
         }
         if request.kind().changes_data() && self.bypasses() {
             assert!(self.behind.is_none(), "has_room was asked before the submit");
@@ -165,7 +172,7 @@ impl<L: Destage> Layer for Accel<L> {
         }
         match request {
             Request::Read { tag, offset, buffer } => self.read(reactor, tag, offset, buffer),
-            Request::Write { tag, offset, payload, .. } => self.write(tag, offset, &payload),
+            Request::Write { tag, offset, payload, .. } => self.write(tag, offset, payload.bytes()),
             Request::WriteZeroes { tag, offset, length, may_unmap, .. } => {
                 let kind = if may_unmap { RecordKind::Discard } else { RecordKind::Zero };
                 self.zero(tag, offset, length, kind);
@@ -203,7 +210,10 @@ impl<L: Destage> Layer for Accel<L> {
     }
 
     fn in_flight(&self) -> usize {
-        let waiting = self.deferred.len() + usize::from(self.behind.is_some()) + self.flushes.pending();
+        let waiting = self.deferred.len()
+            + usize::from(self.behind.is_some())
+            + self.parked.len()
+            + self.flushes.pending();
         self.below.len() + self.writes.len() + self.held.len() + waiting + self.finished.len()
     }
 

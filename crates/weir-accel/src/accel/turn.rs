@@ -31,6 +31,7 @@ impl<L: Destage> Accel<L> {
         self.note_durable(now);
         self.pacer.refill(now, self.log.fill(), self.log.room(), self.destager.remaining(now));
         self.decide(reactor, now);
+        self.append_parked();
         // Work older than our right must neither reach the backing nor be answered (P2, P4).
         let holds_right = self.config.holds_right(now);
         self.look_again = if holds_right { Nanos::NEVER } else { now + RIGHT_POLL };
@@ -307,6 +308,7 @@ impl<L: Destage> Accel<L> {
     fn refuse(&mut self, done: &mut Vec<Completion>) {
         let error = not_owner();
         self.writes.fail(error, &mut self.finished);
+        self.parked.fail(error, &mut self.finished);
         let held = self.held.drain(..).map(|held| held.tag);
         let behind = self.behind.take().map(|request| request.tag());
         let waiting = self.deferred.drain(..).map(|(tag, ..)| tag).chain(self.flushes.group().give_up());

@@ -188,7 +188,9 @@ impl Owner {
         self.former != Former::Serving || self.planted.has(Bug::ForgetFormer)
     }
 
-    fn may_use_backing(&self) -> bool {
+    /// Whether the backing may be changed: no former owner has I/O under way to it (P4).
+    #[must_use]
+    pub fn may_use_backing(&self) -> bool {
         self.former == Former::Stopped || self.planted.has(Bug::ForgetFormer)
     }
 
