@@ -8,7 +8,7 @@ use weir_block::Nanos;
 use weir_cluster::node_state::hold;
 use weir_cluster::ownership::Gone;
 use weir_cluster::placement::successors;
-use weir_cluster::records::{DiskRecord, Isolation, NodeRef};
+use weir_cluster::records::{DiskRecord, Isolation, NodeRef, NodeStatesRecord};
 use weir_cluster::right::GrantSet;
 
 use super::DiskTask;
@@ -26,7 +26,8 @@ impl DiskTask {
         if evidence.how == Gone::Stopped {
             return None;
         }
-        let since = self.gone_since(&evidence.owner);
+        let seen = self.owner_gone.as_ref().filter(|gone| gone.owner == evidence.owner);
+        let since = seen.map_or_else(Nanos::now, OwnerGone::isolated_since);
         let node = Arc::clone(&self.node);
         let left = |heard| {
             let (states, now) = (node.records.node_states(), weir_task::unix_millis());
@@ -50,22 +51,6 @@ impl DiskTask {
         }
         Some(Nanos::now() + left.min(node.rights.renewal()))
     }
-
-    /// The time since which the registry has not heard the owner, as far as this node knows. A second isolation in the record shows
-    /// that the owner has been back, also to a node that was itself cut off meanwhile.
-    fn gone_since(&mut self, owner: &NodeRef) -> Nanos {
-        let now = Nanos::now();
-        let states = self.node.records.node_states();
-        let Some(gone) = self.owner_gone.as_mut().filter(|gone| gone.owner == *owner) else { return now };
-        let isolation = states.nodes.get(&owner.node).and_then(|state| state.isolation);
-        if let Some(isolation) = isolation.filter(|isolation| isolation.incarnation == owner.incarnation)
-            && let Some(before) = gone.isolation.replace(isolation)
-            && before != isolation
-        {
-            gone.since = now;
-        }
-        gone.since
-    }
 }
 
 /// An owner without a session.
@@ -74,6 +59,27 @@ pub(super) struct OwnerGone {
     pub owner: NodeRef,
     /// When this node saw that first.
     pub since: Nanos,
-    /// The last isolation that this node has seen in the record since then.
-    pub isolation: Option<Isolation>,
+    /// Its isolation in the record, and when this node saw that first.
+    isolation: Option<(Isolation, Nanos)>,
+}
+
+impl OwnerGone {
+    pub fn new(owner: NodeRef, since: Nanos) -> OwnerGone {
+        OwnerGone { owner, since, isolation: None }
+    }
+
+    /// Another isolation than before shows that the owner has been back, also to a node that was itself cut off meanwhile.
+    pub fn note_isolation(&mut self, states: &NodeStatesRecord, now: Nanos) {
+        let isolation = states.nodes.get(&self.owner.node).and_then(|state| state.isolation);
+        if let Some(isolation) = isolation.filter(|isolation| isolation.incarnation == self.owner.incarnation)
+            && self.isolation.is_none_or(|(known, _)| known != isolation)
+        {
+            self.isolation = Some((isolation, now));
+        }
+    }
+
+    /// The time since which the owner has been isolated, by this node's clock.
+    fn isolated_since(&self) -> Nanos {
+        self.isolation.map_or(self.since, |(_, since)| since)
+    }
 }

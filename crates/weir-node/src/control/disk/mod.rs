@@ -516,9 +516,12 @@ impl DiskTask {
         match (gone, &self.owner_gone) {
             (Some(owner), Some(known)) if *owner == known.owner => {}
             (Some(owner), _) => {
-                self.owner_gone = Some(OwnerGone { owner: owner.clone(), since: now, isolation: None });
+                self.owner_gone = Some(OwnerGone::new(owner.clone(), now));
             }
             (None, _) => self.owner_gone = None,
+        }
+        if let Some(gone) = &mut self.owner_gone {
+            gone.note_isolation(&self.node.records.node_states(), now);
         }
     }
 

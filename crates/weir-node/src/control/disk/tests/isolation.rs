@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use weir_cluster::membership::declare_stopped;
 use weir_cluster::node_state;
 use weir_cluster::records::{EventRecord, Isolation, NodeStateRecord, NodeStatesRecord};
-use weir_cluster::registry::Transaction;
 
 use super::*;
 use crate::control::{node_states, rights};
@@ -73,28 +72,44 @@ async fn a_takeover_waits_for_no_owner_of_another_epoch_and_none_that_has_stoppe
     assert_eq!(task.held_until(&stopped, Some(&record)).await, None, "it is known to have ended");
     assert_eq!(task.held_until(&Decision::Nothing, Some(&record)).await, None);
     let long_gone = Nanos(Nanos::now().0.saturating_sub(node.rules.resiliency_period.as_nanos() as u64));
-    task.owner_gone = Some(OwnerGone { owner: owner.clone(), since: long_gone, isolation: None });
+    task.owner_gone = Some(OwnerGone::new(owner.clone(), long_gone));
     assert_eq!(task.held_until(&silent, Some(&record)).await, None, "the period is over");
-    let isolated = |ago| Isolation { incarnation: 1, since_unix_ms: weir_task::unix_millis() - ago };
-    let isolate = async |isolation| {
-        let state = NodeStateRecord { isolation: Some(isolation), ..NodeStateRecord::default() };
-        let states = NodeStatesRecord { nodes: [("b".to_owned(), state)].into() };
-        node.registry.transact(Transaction::new().put(keys::NODE_STATES, states.encode())).await.unwrap();
-        weir_task::timeout(SOON, async {
-            while node.records.node_states() != states {
-                weir_task::sleep(Duration::from_millis(5)).await;
-            }
-        })
-        .await
-        .unwrap();
+}
+
+/// It has been back, and this node, which was cut off, has not seen that.
+#[tokio::test]
+async fn a_second_isolation_begins_a_period_of_its_own() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let record = disk_of_b(&node).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    let owner = NodeRef::new("b", 1);
+    let silent =
+        Decision::TakeOver(ownership::OwnerGone { owner: owner.clone(), how: ownership::Gone::LeaseEnded });
+    node.rights.hear(&rights::key(&record), "b", record.epoch);
+    let period = node.rules.resiliency_period;
+    let isolated = |ago: Duration| {
+        let since_unix_ms = weir_task::unix_millis() - ago.as_millis() as u64;
+        let state = NodeStateRecord {
+            isolation: Some(Isolation { incarnation: 1, since_unix_ms }),
+            ..NodeStateRecord::default()
+        };
+        NodeStatesRecord { nodes: [("b".to_owned(), state)].into() }
     };
-    isolate(isolated(1_000)).await;
-    assert_eq!(task.held_until(&silent, Some(&record)).await, None, "by this node's clock it is over");
-    isolate(isolated(0)).await;
-    assert!(
-        task.held_until(&silent, Some(&record)).await.is_some(),
-        "it has been back, and this node did not see that"
+    let (first, second) = (isolated(Duration::from_secs(1)), isolated(Duration::ZERO));
+    let long_ago = Nanos(Nanos::now().0 - period.as_nanos() as u64);
+    let mut gone = OwnerGone::new(owner, long_ago);
+    gone.note_isolation(&first, long_ago);
+    gone.note_isolation(&first, Nanos::now());
+    task.owner_gone = Some(gone.clone());
+    assert_eq!(
+        task.held_until(&silent, Some(&record)).await,
+        None,
+        "it is over by this node's clock, whatever another's says"
     );
+    gone.note_isolation(&second, Nanos::now());
+    task.owner_gone = Some(gone);
+    assert!(task.held_until(&silent, Some(&record)).await.is_some());
 }
 
 /// A node that was killed and has started again, or is about to, was not isolated, though its members heard it a moment ago.
