@@ -163,6 +163,8 @@ struct Cluster {
     /// Whether the cluster had settled at the last check.
     activity: u64,
     settled: Option<(Nanos, u64)>,
+    /// The time since which nothing is left to be done.
+    calm: Option<Nanos>,
     violation: Option<String>,
     trace: Option<Vec<String>>,
     counts: Counts,
@@ -267,6 +269,7 @@ impl Cluster {
             destage_delay: Duration::from_millis([2, 20, 300, 1_500][rng.usize(..4)]),
             activity: 0,
             settled: None,
+            calm: None,
             violation: None,
             trace: traced.then(Vec::new),
             counts: Counts::default(),

@@ -13,6 +13,9 @@ use crate::scale::{CALM, GUESTS_END, NODES, QUIET, name};
 /// return to a node that has let it go, by a slow clock, and the move after that.
 const BOUND: Duration = Duration::from_secs(90);
 
+/// Longest pause before a change that has failed is tried again.
+const AGAIN: Duration = Duration::from_millis(1_500);
+
 impl Cluster {
     pub fn check_settled(&mut self) {
         let now = self.world.now();
@@ -24,6 +27,8 @@ impl Cluster {
                 self.note_states();
                 self.fail(|| format!("P9: {:?} after the last fault {problem}", now - CALM));
             }
+            // A task may be about to try again what has failed.
+            (None, None) if *self.calm.get_or_insert(now) + AGAIN > now => {}
             (None, None) => {
                 self.settled = Some((now, self.world.activity()));
                 self.counts.longest_convergence = self.counts.longest_convergence.max(now - CALM);
@@ -39,7 +44,7 @@ impl Cluster {
                     });
                 }
             }
-            (Some(_), None) => {}
+            (Some(_), None) => self.calm = None,
         }
     }
 
