@@ -26,6 +26,8 @@ impl DiskTask {
         if evidence.how == Gone::Stopped {
             return None;
         }
+        // The record may have come while the task was waiting.
+        self.note_isolation(Nanos::now());
         let seen = self.owner_gone.as_ref().filter(|gone| gone.owner == evidence.owner);
         let since = seen.map_or_else(Nanos::now, OwnerGone::isolated_since);
         let node = Arc::clone(&self.node);
@@ -51,6 +53,13 @@ impl DiskTask {
         }
         Some(Nanos::now() + left.min(node.rights.renewal()))
     }
+
+    /// Notes the isolation of an owner without a session.
+    pub(super) fn note_isolation(&mut self, now: Nanos) {
+        if let Some(gone) = &mut self.owner_gone {
+            gone.note_isolation(&self.node.records.node_states(), now);
+        }
+    }
 }
 
 /// An owner without a session.
@@ -69,7 +78,7 @@ impl OwnerGone {
     }
 
     /// Another isolation than before shows that the owner has been back, also to a node that was itself cut off meanwhile.
-    pub fn note_isolation(&mut self, states: &NodeStatesRecord, now: Nanos) {
+    fn note_isolation(&mut self, states: &NodeStatesRecord, now: Nanos) {
         let isolation = states.nodes.get(&self.owner.node).and_then(|state| state.isolation);
         if let Some(isolation) = isolation.filter(|isolation| isolation.incarnation == self.owner.incarnation)
             && self.isolation.is_none_or(|(known, _)| known != isolation)

@@ -520,9 +520,7 @@ impl DiskTask {
             }
             (None, _) => self.owner_gone = None,
         }
-        if let Some(gone) = &mut self.owner_gone {
-            gone.note_isolation(&self.node.records.node_states(), now);
-        }
+        self.note_isolation(now);
     }
 
     fn track_vacancy(&mut self, record: Option<&DiskRecord>, now: Nanos) {

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use weir_cluster::membership::declare_stopped;
 use weir_cluster::node_state;
 use weir_cluster::records::{EventRecord, Isolation, NodeStateRecord, NodeStatesRecord};
+use weir_cluster::registry::Transaction;
 
 use super::*;
 use crate::control::{node_states, rights};
@@ -87,28 +88,23 @@ async fn a_second_isolation_begins_a_period_of_its_own() {
     let silent =
         Decision::TakeOver(ownership::OwnerGone { owner: owner.clone(), how: ownership::Gone::LeaseEnded });
     node.rights.hear(&rights::key(&record), "b", record.epoch);
-    let period = node.rules.resiliency_period;
-    let isolated = |ago: Duration| {
+    let long_ago = Nanos(Nanos::now().0 - node.rules.resiliency_period.as_nanos() as u64);
+    let isolate = async |ago: Duration| {
         let since_unix_ms = weir_task::unix_millis() - ago.as_millis() as u64;
-        let state = NodeStateRecord {
-            isolation: Some(Isolation { incarnation: 1, since_unix_ms }),
-            ..NodeStateRecord::default()
-        };
-        NodeStatesRecord { nodes: [("b".to_owned(), state)].into() }
+        let isolation = Some(Isolation { incarnation: 1, since_unix_ms });
+        let state = NodeStateRecord { isolation, ..NodeStateRecord::default() };
+        let states = NodeStatesRecord { nodes: [("b".to_owned(), state)].into() };
+        node.registry.transact(Transaction::new().put(keys::NODE_STATES, states.encode())).await.unwrap();
+        let mut seen = node.records.changes();
+        while node.records.node_states() != states {
+            weir_task::timeout(SOON, seen.next()).await.unwrap();
+        }
     };
-    let (first, second) = (isolated(Duration::from_secs(1)), isolated(Duration::ZERO));
-    let long_ago = Nanos(Nanos::now().0 - period.as_nanos() as u64);
-    let mut gone = OwnerGone::new(owner, long_ago);
-    gone.note_isolation(&first, long_ago);
-    gone.note_isolation(&first, Nanos::now());
-    task.owner_gone = Some(gone.clone());
-    assert_eq!(
-        task.held_until(&silent, Some(&record)).await,
-        None,
-        "it is over by this node's clock, whatever another's says"
-    );
-    gone.note_isolation(&second, Nanos::now());
-    task.owner_gone = Some(gone);
+    isolate(Duration::from_secs(1)).await;
+    task.owner_gone = Some(OwnerGone::new(owner, long_ago));
+    task.note_isolation(long_ago);
+    assert_eq!(task.held_until(&silent, Some(&record)).await, None, "it is over by this node's clock");
+    isolate(Duration::ZERO).await;
     assert!(task.held_until(&silent, Some(&record)).await.is_some());
 }
 
