@@ -336,6 +336,12 @@ impl<L: Destage> Accel<L> {
         self.index.is_empty() && self.log.freed() == self.log.last()
     }
 
+    /// Why the backing must not be changed past the accelerator: a former owner may still use it (P4).
+    #[must_use]
+    pub fn backing_is_taken(&self) -> Option<&'static str> {
+        (!self.owner.may_use_backing()).then(|| self.owner.reason())
+    }
+
     /// A request past the accelerator, for measuring the backing. Only while [`Accel::is_clean`] and no client writes through
     /// the accelerator; the answer comes from [`Accel::take_direct`].
     pub fn submit_direct(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {

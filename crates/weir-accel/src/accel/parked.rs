@@ -9,12 +9,12 @@ use weir_block::{Completion, Destage, IoError, Request, RequestKind, Tag};
 use super::Accel;
 use crate::log::RecordKind;
 
-/// Most changes, and most bytes of their data unless it is one: as much as a busy guest sends before it waits for an answer (P10).
-const MOST: usize = 256;
-const MOST_BYTES: u64 = 8 << 20;
+/// Most changes of a disk, and most bytes of their data unless it is one change. A node that takes hundreds of disks over keeps them
+/// for each (P10); further ones wait in their connections.
+const MOST: usize = 128;
+const MOST_BYTES: u64 = 1 << 20;
 
 /// A change that has no answer yet.
-#[derive(Debug)]
 struct Change {
     tag: Tag,
     kind: RecordKind,
@@ -25,7 +25,7 @@ struct Change {
 }
 
 /// The changes, in the order of their arrival.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Parked {
     waiting: VecDeque<Change>,
     bytes: u64,
@@ -73,9 +73,10 @@ impl Parked {
 }
 
 impl<L: Destage> Accel<L> {
-    /// The former owner's right has ended: the changes go into the log, as far as it has room.
+    /// The former owner's right has ended: the changes go into the log, as far as it has room, and as fast as any others.
     pub(super) fn append_parked(&mut self) {
         while self.owner.appends()
+            && self.pacer.admits()
             && let Some(Change { kind, length, .. }) = self.parked.waiting.front()
         {
             let kind = if *kind == RecordKind::Write { RequestKind::Write } else { RequestKind::WriteZeroes };

@@ -150,7 +150,7 @@ impl<L: Destage> Layer for Accel<L> {
         if self.life.is_released() {
             return self.finished.push(Completion { tag: request.tag(), result: Err(not_owner()) });
         }
-        if !self.owner.appends() {
+        if !self.owner.appends() || self.parked.len() > 0 {
             match self.parked.push(request) {
                 Some(other) => request = other,
                 None => return,

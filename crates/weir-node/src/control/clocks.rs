@@ -1,14 +1,17 @@
 //! Compares the wall clocks of the nodes. Certificates, tokens and quarantines end by the wall clock, and events are read by it.
 //! Nothing that P1–P12 rest on does: rights count by monotonic clocks.
 //!
-//! Each node writes its clock once a minute under its lease, and takes the others' times when they arrive. A record that is late
-//! makes its writer's clock look slow; so of the last few comparisons the one with the fastest clock counts. A node whose clock
-//! differs from the others' says so itself: it is the one to be set.
+//! Each node writes its clock once a minute under its lease, and takes everybody's time when it arrives, its own as well: a registry
+//! that is slow for all makes all clocks look equally slow. A single record that is late makes its writer's clock look slow; so of the
+//! last few comparisons the one with the fastest clock counts. A node whose clock differs from the median says so itself: it is the
+//! one to be set.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use weir_block::Nanos;
+use weir_cluster::placement::Live;
 use weir_cluster::records::{ClockRecord, Record, keys};
 use weir_cluster::registry::Transaction;
 use weir_cluster::view::{Records, View};
@@ -25,11 +28,14 @@ const LIST_AGAIN: Duration = Duration::from_secs(5);
 /// Comparisons of one clock that count.
 const COMPARISONS: usize = 3;
 
-/// Difference, in milliseconds, that is reported. Far above the delays of a registry on a slow disk, and below the five minutes
-/// that a join allows.
+/// Difference, in milliseconds, that is reported: above the delays of a registry on a slow disk, and below the five minutes that a
+/// join allows.
 const LIMIT: u64 = 30_000;
 
-/// The differences between this node's clock and the others'.
+/// Clocks agree again below this difference: a clock that drifts along the limit is one event and not one a minute.
+const AGREES: u64 = LIMIT / 2;
+
+/// The differences between this node's clock and those of the nodes that write theirs.
 #[derive(Debug, Default)]
 pub struct Clocks(Mutex<BTreeMap<String, Compared>>);
 
@@ -37,71 +43,92 @@ pub struct Clocks(Mutex<BTreeMap<String, Compared>>);
 struct Compared {
     /// The last time that the node wrote.
     written: u64,
-    /// The milliseconds by which its clock was ahead of this node's, the last ones.
+    /// When the last comparison was made.
+    at: Nanos,
+    /// The milliseconds by which its records were ahead of this node's clock when they arrived; the last one first. The record that is
+    /// seen first is none: it may have been written long before.
     ahead: VecDeque<i64>,
 }
 
+impl Compared {
+    fn note(&mut self, written: u64, ahead: i64, at: Nanos) {
+        self.written = written;
+        match self.ahead.front_mut() {
+            // Several that come at once were late.
+            Some(last) if at < self.at + WRITE / 2 => *last = (*last).max(ahead),
+            _ => {
+                self.ahead.truncate(COMPARISONS - 1);
+                self.ahead.push_front(ahead);
+            }
+        }
+        self.at = at;
+    }
+}
+
 impl Clocks {
-    /// The nodes' records have arrived at `now`, in milliseconds since 1970. A record that is seen first may have been written long
-    /// before.
-    fn read(&self, own: &str, records: &Records<ClockRecord>, now: u64) {
+    /// The records have arrived at `now`, in milliseconds since 1970. Only those of live nodes count.
+    fn read(&self, records: &Records<ClockRecord>, live: &Live, now: u64) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        all.retain(|name, _| records.contains_key(name));
-        for (name, record) in records.iter().filter(|(name, _)| *name != own) {
-            let ahead = millis_ahead(record.unix_ms, now);
+        all.retain(|name, _| records.contains_key(name) && live.contains_key(name));
+        for (name, ClockRecord { unix_ms }) in records.iter().filter(|(name, _)| live.contains_key(*name)) {
             match all.get_mut(name) {
-                Some(known) if known.written == record.unix_ms => {}
-                Some(known) => {
-                    known.written = record.unix_ms;
-                    known.ahead.truncate(COMPARISONS - 1);
-                    known.ahead.push_front(ahead);
-                }
+                Some(known) if known.written == *unix_ms => {}
+                Some(known) => known.note(*unix_ms, millis_ahead(*unix_ms, now), Nanos::now()),
                 None => {
-                    let ahead = Some(ahead).filter(|ahead| *ahead > 0).into_iter().collect();
-                    all.insert(name.clone(), Compared { written: record.unix_ms, ahead });
+                    let first = Compared { written: *unix_ms, at: Nanos(0), ahead: VecDeque::new() };
+                    all.insert(name.clone(), first);
                 }
             }
         }
     }
 
-    /// The milliseconds by which each node's clock is ahead of the cluster's, as far as known. The cluster's is the median of all;
-    /// of two nodes, it is this node's.
+    /// The milliseconds by which each node's clock is ahead of the cluster's. The cluster's is the median; of two nodes, it is that of
+    /// this node, `own`. Empty while a node's clock has not been compared, because the median could be that of the wrong ones.
     #[must_use]
     pub fn ahead(&self, own: &str) -> BTreeMap<String, i64> {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let others = all.iter().filter_map(|(name, known)| Some((name.clone(), *known.ahead.iter().max()?)));
-        let mut ahead: BTreeMap<String, i64> = others.collect();
-        ahead.insert(own.to_owned(), 0);
-        if ahead.len() > 2 {
-            let mut sorted: Vec<i64> = ahead.values().copied().collect();
-            sorted.sort_unstable();
-            let median = sorted[sorted.len() / 2];
-            ahead.values_mut().for_each(|ahead| *ahead -= median);
-        }
+        let fastest = all.iter().map(|(name, known)| Some((name.clone(), *known.ahead.iter().max()?)));
+        let Some(mut ahead) = fastest.collect::<Option<BTreeMap<String, i64>>>() else {
+            return BTreeMap::new();
+        };
+        let reference = match (ahead.len(), ahead.get(own)) {
+            (0 | 1, _) | (_, None) => return BTreeMap::new(),
+            (2, Some(own)) => *own,
+            (_, Some(_)) => median(&ahead),
+        };
+        ahead.values_mut().for_each(|ahead| *ahead = ahead.saturating_sub(reference));
         ahead
     }
 
-    /// This node's clock differs from the others', in words.
-    fn own_fault(&self, own: &str) -> Option<String> {
+    /// The node whose clock this node is to complain of, the difference, and from whose it differs. `None`: not known yet.
+    fn own_difference(&self, own: &str) -> Option<(String, i64, String)> {
         let ahead = self.ahead(own);
         match ahead.len() {
-            2 => ahead
-                .iter()
-                .filter(|(name, _)| *name != own)
-                .find_map(|(name, ahead)| fault(name, *ahead, own)),
-            _ => fault(own, ahead[own], "the other nodes"),
+            2 => {
+                let (name, ahead) = ahead.into_iter().find(|(name, _)| name != own)?;
+                Some((name, ahead, own.to_owned()))
+            }
+            _ => Some((own.to_owned(), *ahead.get(own)?, "the other nodes".to_owned())),
         }
     }
 }
 
-/// What differs, if it is more than the limit: the clock of `node` is `ahead` milliseconds ahead of that of `others`.
+/// Of an even number, the middle of the two: if one half is wrong, both halves differ from it.
+fn median(ahead: &BTreeMap<String, i64>) -> i64 {
+    let mut sorted: Vec<i64> = ahead.values().copied().collect();
+    sorted.sort_unstable();
+    let (lower, upper) = (sorted[(sorted.len() - 1) / 2], sorted[sorted.len() / 2]);
+    lower.midpoint(upper)
+}
+
+/// In words, if it is more than the limit: the clock of `node` is `ahead` milliseconds ahead of that of `others`.
 #[must_use]
 pub fn fault(node: &str, ahead: i64, others: &str) -> Option<String> {
     let (by, way) = (ahead.unsigned_abs(), if ahead > 0 { "ahead of" } else { "behind" });
     (by > LIMIT).then(|| {
+        let by = span(by / 1_000);
         format!(
-            "the clock of node {node} is about {} {way} that of {others}; set the clocks (chronyc tracking, timedatectl)",
-            span(by / 1_000)
+            "the clock of node {node} is about {by} {way} that of {others}; set the clocks (chronyc tracking, timedatectl)"
         )
     })
 }
@@ -110,8 +137,25 @@ fn millis_ahead(theirs: u64, ours: u64) -> i64 {
     i64::try_from(theirs).unwrap_or(i64::MAX).saturating_sub(i64::try_from(ours).unwrap_or(i64::MAX))
 }
 
-/// Writes this node's clock and reads the others', for as long as the node lives.
+/// Writes this node's clock and compares all of them, for as long as the node lives.
 pub async fn keep(node: Arc<Node>) {
+    tokio::join!(write(&node), compare(&node));
+}
+
+async fn write(node: &Node) {
+    let mut writes = weir_task::interval(WRITE);
+    loop {
+        writes.tick().await;
+        let record = ClockRecord { unix_ms: weir_task::unix_millis() };
+        let (key, lease) = (keys::clock(&node.config.name), node.session.lease());
+        let put = Transaction::new().put_leased(key, record.encode(), lease).when(node.session.guard());
+        if let Err(error) = node.registry.transact(put).await {
+            tracing::debug!(%error, "this node's clock is written later");
+        }
+    }
+}
+
+async fn compare(node: &Node) {
     let clocks: View<ClockRecord> = loop {
         match View::start(Arc::clone(&node.registry), keys::CLOCKS).await {
             Ok(view) => break view,
@@ -119,79 +163,99 @@ pub async fn keep(node: Arc<Node>) {
         }
         weir_task::sleep(LIST_AGAIN).await;
     };
-    let (mut changes, mut writes) = (clocks.changes(), weir_task::interval(WRITE));
-    let own = &node.config.name;
-    let mut told = false;
+    let (mut changes, own) = (clocks.changes(), &node.config.name);
+    let mut differs = false;
     loop {
-        node.clocks.read(own, &changes.borrow_and_update(), weir_task::unix_millis());
-        let fault = node.clocks.own_fault(own);
-        if let Some(fault) = fault.as_ref().filter(|_| !told) {
-            node.journal.tell("clock-differs", own, fault.clone());
-        } else if fault.is_none() && told {
-            node.journal.tell(
-                "clock-agrees",
-                own,
-                format!("the clock of node {own} agrees with the others again"),
-            );
+        let now = weir_task::unix_millis();
+        node.clocks.read(&changes.borrow_and_update(), &node.records.nodes.now(), now);
+        if let Some((name, ahead, others)) = node.clocks.own_difference(own) {
+            match fault(&name, ahead, &others) {
+                Some(fault) if !differs => {
+                    node.journal.tell("clock-differs", &name, fault);
+                    differs = true;
+                }
+                None if differs && ahead.unsigned_abs() < AGREES => {
+                    let text = format!("the clock of node {name} agrees with that of {others} again");
+                    node.journal.tell("clock-agrees", &name, text);
+                    differs = false;
+                }
+                _ => {}
+            }
         }
-        told = fault.is_some();
-        tokio::select! {
-            biased;
-            changed = changes.changed() => if changed.is_err() { return },
-            _ = writes.tick() => write(&node).await,
+        if changes.changed().await.is_err() {
+            return;
         }
-    }
-}
-
-async fn write(node: &Node) {
-    let record = ClockRecord { unix_ms: weir_task::unix_millis() };
-    let put =
-        Transaction::new().put_leased(keys::clock(&node.config.name), record.encode(), node.session.lease());
-    if let Err(error) = node.registry.transact(put.when(node.session.guard())).await {
-        tracing::debug!(%error, "this node's clock is written later");
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::disk::tests::{SOON, node};
+    use crate::control::disk::tests::{SOON, neighbour, node};
 
     const HOUR: i64 = 3_600_000;
 
     fn known(all: &[(&str, &[i64])]) -> Clocks {
-        let compared = |ahead: &[i64]| Compared { written: 1, ahead: ahead.iter().copied().collect() };
-        let all = all.iter().map(|(name, ahead)| ((*name).to_owned(), compared(ahead)));
-        Clocks(Mutex::new(all.collect()))
+        let compared =
+            |ahead: &[i64]| Compared { written: 1, at: Nanos(0), ahead: ahead.iter().copied().collect() };
+        Clocks(Mutex::new(all.iter().map(|(name, ahead)| ((*name).to_owned(), compared(ahead))).collect()))
+    }
+
+    fn said(all: &[(&str, &[i64])]) -> Option<String> {
+        let (name, ahead, others) = known(all).own_difference("a")?;
+        fault(&name, ahead, &others)
     }
 
     #[test]
     fn the_node_whose_clock_differs_is_named_and_no_other() {
-        let fast = known(&[("b", &[HOUR]), ("c", &[HOUR - 300])]);
-        let said = fast.own_fault("a").unwrap();
-        assert!(said.contains("node a is about 59 min 59 s behind that of the other nodes"), "{said}");
-        let other = known(&[("b", &[20]), ("c", &[HOUR, HOUR - 5_000])]);
-        assert_eq!(other.own_fault("a"), None);
-        assert_eq!(other.ahead("a")["c"], HOUR - 20);
-        assert_eq!(known(&[("b", &[-29_000]), ("c", &[])]).own_fault("a"), None, "a late record");
-        let two = known(&[("b", &[-HOUR])]).own_fault("a").unwrap();
+        let slow = said(&[("a", &[-20]), ("b", &[HOUR]), ("c", &[HOUR - 300])]).unwrap();
+        assert!(slow.contains("node a is about 59 min 59 s behind that of the other nodes"), "{slow}");
+        let other = [("a", &[-40][..]), ("b", &[-20]), ("c", &[HOUR, HOUR - 5_000])];
+        assert_eq!(said(&other), None);
+        assert_eq!(known(&other).ahead("a")["c"], HOUR + 20);
+        let two = said(&[("a", &[0]), ("b", &[-HOUR])]).unwrap();
         assert!(two.contains("node b is about 1 h behind that of a"), "{two}");
-        assert_eq!(known(&[]).own_fault("a"), None);
+        let half = said(&[("a", &[0]), ("b", &[0]), ("c", &[HOUR]), ("d", &[HOUR])]).unwrap();
+        assert!(half.contains("node a is about 30 min behind"), "{half}");
     }
 
-    /// Also where a record is found that was written before this node looked, and where one comes late.
+    #[test]
+    fn nobody_is_blamed_on_half_the_facts() {
+        assert_eq!(said(&[("a", &[0])]), None);
+        assert!(known(&[("a", &[0])]).own_difference("a").is_none(), "it does not agree with anybody either");
+        assert_eq!(said(&[("a", &[0]), ("b", &[HOUR]), ("c", &[HOUR]), ("d", &[]), ("e", &[])]), None);
+        let late = [("a", &[-50_000][..]), ("b", &[-49_000]), ("c", &[-51_000])];
+        assert_eq!(said(&late), None, "the registry is slow for all");
+        assert_eq!(said(&[("a", &[0]), ("b", &[-90_000, -10, 5]), ("c", &[0])]), None, "a late record");
+        assert!(said(&[("a", &[0]), ("b", &[i64::MAX]), ("c", &[i64::MIN])]).is_none());
+    }
+
+    /// A node that was cut off gets several records at once, which says nothing of their writer's clock.
+    #[test]
+    fn records_that_come_at_once_are_one_comparison() {
+        let mut compared = Compared { written: 0, at: Nanos(0), ahead: VecDeque::new() };
+        let minute = |number: u64| Nanos(number * 60_000_000_000 + 1);
+        for number in 1..=3 {
+            compared.note(number, 10, minute(number));
+        }
+        for late in [-180_000, -120_000, -60_000] {
+            compared.note(9, late, minute(9));
+        }
+        assert_eq!(compared.ahead, [-60_000, 10, 10]);
+        compared.note(10, -5, minute(10));
+        assert_eq!(compared.ahead, [-5, -60_000, 10]);
+    }
+
     #[tokio::test]
     async fn a_clock_is_compared_when_its_record_arrives() {
         let directory = tempfile::tempdir().unwrap();
         let (node, _told) = node(directory.path()).await;
-        let says = async |ago: i64| {
+        let _b = neighbour(&node, "b").await;
+        let says = async |name: &str, ago: i64| {
             let unix_ms = weir_task::unix_millis().saturating_add_signed(-ago);
-            let put = Transaction::new().put(keys::clock("b"), ClockRecord { unix_ms }.encode());
+            let put = Transaction::new().put(keys::clock(name), ClockRecord { unix_ms }.encode());
             node.registry.transact(put).await.unwrap();
-            unix_ms
-        };
-        let reads = async |unix_ms: u64| {
-            let all = || node.clocks.0.lock().unwrap().get("b").map(|known| known.written);
+            let all = || node.clocks.0.lock().unwrap().get(name).map(|known| known.written);
             let read = async {
                 while all() != Some(unix_ms) {
                     weir_task::sleep(Duration::from_millis(5)).await;
@@ -200,15 +264,15 @@ mod tests {
             weir_task::timeout(SOON, read).await.unwrap();
             node.clocks.ahead("a").get("b").copied()
         };
-        let long_ago = says(HOUR).await;
-        let keeping = weir_task::spawn(keep(Arc::clone(&node)));
-        assert_eq!(reads(long_ago).await, None, "it may have been written then");
-        let behind = reads(says(HOUR).await).await.unwrap();
+        let comparing = Arc::clone(&node);
+        let comparing = weir_task::spawn(async move { compare(&comparing).await });
+        assert_eq!(says("b", HOUR).await, None, "it may have been written then");
+        assert_eq!(says("a", 0).await, None);
+        assert_eq!(says("a", 1).await, None);
+        let behind = says("b", HOUR).await.unwrap();
         assert!((behind + HOUR).abs() < 5_000, "{behind}");
-        let right = reads(says(0).await).await.unwrap();
-        assert!(right.abs() < 5_000, "one that was late counts no more: {right}");
-        let ahead = reads(says(-HOUR).await).await.unwrap();
-        assert!((ahead - HOUR).abs() < 5_000, "{ahead}");
-        keeping.abort();
+        let right = says("b", 2).await.unwrap();
+        assert!(right.abs() < 5_000, "the first one was late: {right}");
+        comparing.abort();
     }
 }

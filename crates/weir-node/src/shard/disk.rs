@@ -220,6 +220,10 @@ impl Disk {
                     .into(),
             );
         }
+        if let Some(reason) = self.top.accel().inner().backing_is_taken().filter(|_| workload.access.writes())
+        {
+            return Err(format!("the disk cannot be written at present: {reason}"));
+        }
         match self.exports.clients() {
             0 => Ok(()),
             clients if layer == LoadLayer::Backing && workload.access.writes() => Err(format!(

@@ -77,7 +77,8 @@ impl OwnerGone {
         OwnerGone { owner, since, isolation: None }
     }
 
-    /// Another isolation than before shows that the owner has been back, also to a node that was itself cut off meanwhile.
+    /// Another isolation than before shows that the owner has been back, also to a node that was itself cut off meanwhile. (Or a node
+    /// whose clock is right has corrected its time: then the period is longer, by what that clock was ahead at most.)
     fn note_isolation(&mut self, states: &NodeStatesRecord, now: Nanos) {
         let isolation = states.nodes.get(&self.owner.node).and_then(|state| state.isolation);
         if let Some(isolation) = isolation.filter(|isolation| isolation.incarnation == self.owner.incarnation)

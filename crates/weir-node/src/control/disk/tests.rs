@@ -161,7 +161,7 @@ async fn node_of(
 }
 
 /// The session of another node, which `node` knows of.
-async fn neighbour(node: &Node, name: &str) -> NodeSession {
+pub(crate) async fn neighbour(node: &Node, name: &str) -> NodeSession {
     let session = NodeSession::start(node.registry.clone(), record_of(name), SessionConfig::default());
     let session = session.await.unwrap();
     node.records.nodes.changes().wait_for(|live| live.contains_key(name)).await.unwrap();
