@@ -18,6 +18,7 @@ pub mod api;
 mod audit;
 pub mod backings;
 pub mod client;
+mod clock_check;
 pub mod cluster;
 pub mod config;
 pub mod control;

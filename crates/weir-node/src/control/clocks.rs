@@ -1,4 +1,4 @@
-//! Compares the wall clocks of the nodes. Certificates, tokens and quarantines end by the wall clock, and events are read by it.
+//! The differences between the wall clocks of the nodes ([`crate::clock_check`] reads and reports them). Certificates, tokens and quarantines end by the wall clock, and events are read by it.
 //! Nothing that P1–P12 rest on does: rights count by monotonic clocks.
 //!
 //! Each node writes its clock once a minute under its lease, and takes everybody's time when it arrives, its own as well: a registry
@@ -7,23 +7,17 @@
 //! one to be set.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_cluster::placement::Live;
-use weir_cluster::records::{ClockRecord, Record, keys};
-use weir_cluster::registry::Transaction;
-use weir_cluster::view::{Records, View};
+use weir_cluster::records::ClockRecord;
+use weir_cluster::view::Records;
 use weir_identity::span;
 
-use super::Node;
-
-/// Pause between two writes.
-const WRITE: Duration = Duration::from_secs(60);
-
-/// Pause before a registry that could not be listed is listed again.
-const LIST_AGAIN: Duration = Duration::from_secs(5);
+/// Pause between two writes of a clock.
+pub const WRITE: Duration = Duration::from_secs(60);
 
 /// Comparisons of one clock that count.
 const COMPARISONS: usize = 3;
@@ -33,7 +27,7 @@ const COMPARISONS: usize = 3;
 const LIMIT: u64 = 30_000;
 
 /// Clocks agree again below this difference: a clock that drifts along the limit is one event and not one a minute.
-const AGREES: u64 = LIMIT / 2;
+pub const AGREES: u64 = LIMIT / 2;
 
 /// The differences between this node's clock and those of the nodes that write theirs.
 #[derive(Debug, Default)]
@@ -67,7 +61,7 @@ impl Compared {
 
 impl Clocks {
     /// The records have arrived at `now`, in milliseconds since 1970. Only those of live nodes count.
-    fn read(&self, records: &Records<ClockRecord>, live: &Live, now: u64) {
+    pub fn read(&self, records: &Records<ClockRecord>, live: &Live, now: u64) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         all.retain(|name, _| records.contains_key(name) && live.contains_key(name));
         for (name, ClockRecord { unix_ms }) in records.iter().filter(|(name, _)| live.contains_key(*name)) {
@@ -80,6 +74,12 @@ impl Clocks {
                 }
             }
         }
+    }
+
+    /// The last time that a node wrote, as far as it was read.
+    #[cfg(test)]
+    pub fn written(&self, node: &str) -> Option<u64> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(node).map(|known| known.written)
     }
 
     /// The milliseconds by which each node's clock is ahead of the cluster's. The cluster's is the median; of two nodes, it is that of
@@ -101,7 +101,8 @@ impl Clocks {
     }
 
     /// The node whose clock this node is to complain of, the difference, and from whose it differs. `None`: not known yet.
-    fn own_difference(&self, own: &str) -> Option<(String, i64, String)> {
+    #[must_use]
+    pub fn own_difference(&self, own: &str) -> Option<(String, i64, String)> {
         let ahead = self.ahead(own);
         match ahead.len() {
             2 => {
@@ -137,61 +138,9 @@ fn millis_ahead(theirs: u64, ours: u64) -> i64 {
     i64::try_from(theirs).unwrap_or(i64::MAX).saturating_sub(i64::try_from(ours).unwrap_or(i64::MAX))
 }
 
-/// Writes this node's clock and compares all of them, for as long as the node lives.
-pub async fn keep(node: Arc<Node>) {
-    tokio::join!(write(&node), compare(&node));
-}
-
-async fn write(node: &Node) {
-    let mut writes = weir_task::interval(WRITE);
-    loop {
-        writes.tick().await;
-        let record = ClockRecord { unix_ms: weir_task::unix_millis() };
-        let (key, lease) = (keys::clock(&node.config.name), node.session.lease());
-        let put = Transaction::new().put_leased(key, record.encode(), lease).when(node.session.guard());
-        if let Err(error) = node.registry.transact(put).await {
-            tracing::debug!(%error, "this node's clock is written later");
-        }
-    }
-}
-
-async fn compare(node: &Node) {
-    let clocks: View<ClockRecord> = loop {
-        match View::start(Arc::clone(&node.registry), keys::CLOCKS).await {
-            Ok(view) => break view,
-            Err(error) => tracing::debug!(%error, "the nodes' clocks are listed again"),
-        }
-        weir_task::sleep(LIST_AGAIN).await;
-    };
-    let (mut changes, own) = (clocks.changes(), &node.config.name);
-    let mut differs = false;
-    loop {
-        let now = weir_task::unix_millis();
-        node.clocks.read(&changes.borrow_and_update(), &node.records.nodes.now(), now);
-        if let Some((name, ahead, others)) = node.clocks.own_difference(own) {
-            match fault(&name, ahead, &others) {
-                Some(fault) if !differs => {
-                    node.journal.tell("clock-differs", &name, fault);
-                    differs = true;
-                }
-                None if differs && ahead.unsigned_abs() < AGREES => {
-                    let text = format!("the clock of node {name} agrees with that of {others} again");
-                    node.journal.tell("clock-agrees", &name, text);
-                    differs = false;
-                }
-                _ => {}
-            }
-        }
-        if changes.changed().await.is_err() {
-            return;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::control::disk::tests::{SOON, neighbour, node};
 
     const HOUR: i64 = 3_600_000;
 
@@ -244,35 +193,5 @@ mod tests {
         assert_eq!(compared.ahead, [-60_000, 10, 10]);
         compared.note(10, -5, minute(10));
         assert_eq!(compared.ahead, [-5, -60_000, 10]);
-    }
-
-    #[tokio::test]
-    async fn a_clock_is_compared_when_its_record_arrives() {
-        let directory = tempfile::tempdir().unwrap();
-        let (node, _told) = node(directory.path()).await;
-        let _b = neighbour(&node, "b").await;
-        let says = async |name: &str, ago: i64| {
-            let unix_ms = weir_task::unix_millis().saturating_add_signed(-ago);
-            let put = Transaction::new().put(keys::clock(name), ClockRecord { unix_ms }.encode());
-            node.registry.transact(put).await.unwrap();
-            let all = || node.clocks.0.lock().unwrap().get(name).map(|known| known.written);
-            let read = async {
-                while all() != Some(unix_ms) {
-                    weir_task::sleep(Duration::from_millis(5)).await;
-                }
-            };
-            weir_task::timeout(SOON, read).await.unwrap();
-            node.clocks.ahead("a").get("b").copied()
-        };
-        let comparing = Arc::clone(&node);
-        let comparing = weir_task::spawn(async move { compare(&comparing).await });
-        assert_eq!(says("b", HOUR).await, None, "it may have been written then");
-        assert_eq!(says("a", 0).await, None);
-        assert_eq!(says("a", 1).await, None);
-        let behind = says("b", HOUR).await.unwrap();
-        assert!((behind + HOUR).abs() < 5_000, "{behind}");
-        let right = says("b", 2).await.unwrap();
-        assert!(right.abs() < 5_000, "the first one was late: {right}");
-        comparing.abort();
     }
 }
