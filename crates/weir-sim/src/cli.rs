@@ -36,6 +36,9 @@ pub enum Command {
     /// Simulate the right to serve alone: its production cores, between hosts with clock drift.
     #[command(subcommand)]
     Right(RightCommand),
+    /// Simulate the protocol of a volume on a shared LUN alone: its production cores, over a filesystem that moves blocks.
+    #[command(subcommand)]
+    Volume(VolumeCommand),
     /// Print the fault atlas: each kind of fault, the promises that cover it, and its limits.
     Atlas,
 }
@@ -123,6 +126,50 @@ pub enum StatesCommand {
         #[arg(long, default_value_t = processors())]
         threads: usize,
     },
+}
+
+/// Commands for the protocol of a shared volume.
+#[derive(Debug, Subcommand)]
+pub enum VolumeCommand {
+    /// Replay one seed.
+    Run {
+        /// The seed.
+        #[arg(long, short)]
+        seed: u64,
+        /// Plant this bug first; `weir-sim volume bugs` lists the names.
+        #[arg(long, value_parser = volume_bug)]
+        bug: Option<weir_volume::planted::Bug>,
+        /// Print every event.
+        #[arg(long)]
+        trace: bool,
+    },
+    /// Run many seeds and print the first violations.
+    Many {
+        /// Number of seeds.
+        #[arg(long, short = 'n', default_value_t = 100_000)]
+        seeds: u64,
+        /// The first seed.
+        #[arg(long, default_value_t = 0)]
+        from: u64,
+        /// Number of seeds that run at the same time.
+        #[arg(long, default_value_t = processors())]
+        threads: usize,
+    },
+    /// Plant each bug in turn and count the seeds that find it.
+    Bugs {
+        /// Seeds per bug.
+        #[arg(long, short = 'n', default_value_t = 2_000)]
+        seeds: u64,
+        /// Number of seeds that run at the same time.
+        #[arg(long, default_value_t = processors())]
+        threads: usize,
+    },
+}
+
+fn volume_bug(name: &str) -> Result<weir_volume::planted::Bug, String> {
+    let mut all = weir_volume::planted::Bug::ALL.into_iter();
+    all.find(|bug| bug.name() == name)
+        .ok_or_else(|| "not a planted bug; `weir-sim volume bugs` lists them".into())
 }
 
 /// Commands for the right to serve.

@@ -40,6 +40,7 @@ pub mod nodes;
 mod registry;
 pub mod right;
 mod scale;
+pub mod volume;
 
 pub use atlas::{FAULTS, Fault, FaultCounts, FaultEntry};
 pub use cluster::{Run, run};

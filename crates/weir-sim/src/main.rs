@@ -5,6 +5,7 @@ mod cli;
 mod print;
 mod right_cli;
 mod states_cli;
+mod volume_cli;
 
 use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
@@ -26,6 +27,7 @@ fn main() -> ExitCode {
         Command::Nodes { command } => seeds(nodes::run, "weir-sim nodes run", command),
         Command::States(command) => states(command),
         Command::Right(command) => right_cli::run(command),
+        Command::Volume(command) => volume_cli::run(command),
         Command::Atlas => {
             print::atlas(&FAULTS);
             true

@@ -7,6 +7,8 @@
 pub mod backing;
 pub mod error;
 pub mod factory;
+pub mod lun;
+pub mod planted;
 pub mod volume;
 
 pub use backing::{

@@ -1,0 +1,78 @@
+//! The invariants of `VOLUME.md` §3.
+
+use weir_volume::lun::leases::{Lease, Piece};
+
+use super::{BLOCKS, LunIo, World};
+
+/// As a coordinator sees it that does not look at the flags of extents.
+pub fn shared_as_own(layout: Vec<Piece>) -> Vec<Piece> {
+    let own = |piece: Piece| match piece.lease {
+        Lease::ReadOnly(at) => Piece { lease: Lease::ReadWrite(at), ..piece },
+        _ => piece,
+    };
+    layout.into_iter().map(own).collect()
+}
+
+impl World {
+    pub fn check(&mut self) {
+        if let Some(text) = self.false_lease().or_else(|| self.misdirected()).or_else(|| self.two_routes()) {
+            return self.fail(|| text);
+        }
+        if let Some(text) = self.filesystem.damage() {
+            self.fail(|| text);
+        }
+    }
+
+    /// I1, I3: what the owner holds is as the filesystem has it.
+    fn false_lease(&self) -> Option<String> {
+        let router = self.router.as_ref()?;
+        let pieces: Vec<Piece> = router.leases().of((0, BLOCKS as u64)).collect();
+        let blocks = pieces
+            .iter()
+            .flat_map(|piece| (piece.start..piece.end).filter_map(|block| piece.within((block, block + 1))));
+        let mut wrong = blocks.filter(|one| !self.filesystem.is_true(one.start as usize, one.lease));
+        wrong.next().map(|one| {
+            format!("I3: the owner holds {:?} for block {}, and it has moved", one.lease, one.start)
+        })
+    }
+
+    /// I3, I4: I/O that is under way goes to the blocks of the file.
+    fn misdirected(&self) -> Option<String> {
+        self.router.as_ref()?;
+        let is_present = |io: &&LunIo| io.owner == self.owner && self.pending.contains_key(&io.id);
+        self.lun_io.iter().filter(is_present).find_map(|io| {
+            let mut blocks =
+                (io.piece.start..io.piece.end).filter_map(|block| io.piece.within((block, block + 1)));
+            let wrong = blocks.find(|one| !self.filesystem.is_true(one.start as usize, one.lease))?;
+            Some(format!(
+                "I3: request {} is under way to {:?} for block {}, which has moved",
+                io.id, wrong.lease, wrong.start
+            ))
+        })
+    }
+
+    /// I6: overlapping requests, of which one changes something, are on one route.
+    fn two_routes(&self) -> Option<String> {
+        let direct = self.lun_io.iter().filter(|io| !io.is_block && io.owner == self.owner);
+        direct.filter_map(|io| Some((io.piece, self.pending.get(&io.id)?))).find_map(|(piece, one)| {
+            let redirected = self.redirected().find(|other| {
+                let overlaps = other.range.0 < piece.end && piece.start < other.range.1;
+                let changes = other.kind.changes() || one.request.kind.changes();
+                overlaps && changes && other.id != one.request.id
+            })?;
+            Some(format!("I6: {:?} is direct and {redirected:?} is redirected", one.request))
+        })
+    }
+
+    /// Each block's history is that of a register.
+    pub fn check_histories(&mut self) {
+        let broken = self
+            .histories
+            .iter()
+            .enumerate()
+            .find_map(|(block, history)| Some((block, history.contradiction()?)));
+        if let Some((block, text)) = broken {
+            self.fail(|| format!("P7: block {block}: {text}"));
+        }
+    }
+}

@@ -1,0 +1,454 @@
+//! Simulates the protocol of a volume on a shared LUN (`VOLUME.md` §2) between the owner of one disk and the coordinator: the
+//! production cores [`Router`] and [`Coordinator`], over a filesystem that moves blocks, and a LUN on which late I/O lands.
+//!
+//! A step is one of the things that can happen next, chosen by the seed: a message arrives, I/O ends, the filesystem does a job, a
+//! fault. After each step the invariants I1 to I6 of `VOLUME.md` are checked; in the end the faults stop, and everything has to end (I8),
+//! and each block's history has to be that of a register (P4, P7).
+
+mod checks;
+mod filesystem;
+mod requests;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use weir_volume::lun::coordinator::{self, Coordinator, Job};
+use weir_volume::lun::leases::Piece;
+use weir_volume::lun::router::{self, Kind, Request, Router};
+use weir_volume::planted::{Bug, Planted};
+
+use crate::history::History;
+use filesystem::{Copying, Filesystem};
+use requests::Pending;
+
+/// Blocks of the file. A byte of the cores' ranges is a block here.
+const BLOCKS: usize = 16;
+/// The blocks that the filesystem moves together.
+const PIECE: u64 = 4;
+/// Steps with faults and requests.
+const STEPS: usize = 600;
+/// Steps in which everything that has begun must end.
+const BOUND: usize = 4_000;
+/// Most requests of the client at once.
+const DEPTH: usize = 5;
+
+/// The result of a run.
+#[derive(Debug)]
+pub struct Run {
+    /// The broken invariant, with its step; `None` when all held.
+    pub violation: Option<String>,
+    /// The trace, one line for each event, if requested.
+    pub trace: Vec<String>,
+    /// Requests that were answered.
+    pub answered: u64,
+}
+
+/// A message to the coordinator.
+#[derive(Clone, Copy, Debug)]
+enum ToCoordinator {
+    Redirected { request: Request, gives_up: router::Range },
+    Block { id: u64, piece: Piece },
+    RecallDone(u64),
+}
+
+/// I/O to the LUN.
+#[derive(Clone, Copy, Debug)]
+struct LunIo {
+    id: u64,
+    /// Also when the request has long been answered.
+    kind: Kind,
+    piece: Piece,
+    /// The owner that has sent it.
+    owner: u64,
+    /// Through the coordinator.
+    is_block: bool,
+}
+
+/// A job of the filesystem that has begun.
+#[derive(Debug)]
+struct Working {
+    job: u64,
+    what: Job,
+    copying: Copying,
+    /// The connection on which it came is gone: nobody waits for it.
+    is_orphan: bool,
+}
+
+/// The other changes move blocks, as a defragmenter does.
+fn is_clone(change: u64) -> bool {
+    change.is_multiple_of(2)
+}
+
+struct World {
+    rng: fastrand::Rng,
+    planted: Planted,
+    step: usize,
+    /// Of 100 steps, those with a fault.
+    faults: u8,
+    /// The client's requests are within these first blocks: the fewer, the more of them overlap.
+    used: u64,
+    filesystem: Filesystem,
+    /// Counts the owners; the present one's router.
+    owner: u64,
+    router: Option<Router>,
+    coordinator: Option<Coordinator>,
+    /// They have a connection.
+    connected: bool,
+    /// This node reaches the LUN.
+    path: bool,
+    to_coordinator: VecDeque<ToCoordinator>,
+    to_owner: VecDeque<router::Event>,
+    lun_io: Vec<LunIo>,
+    working: Vec<Working>,
+    /// Changes of the layout that somebody wants.
+    wanted: BTreeMap<u64, router::Range>,
+    pending: BTreeMap<u64, Pending>,
+    next: u64,
+    histories: Vec<History>,
+    answered: u64,
+    violation: Option<String>,
+    trace: Option<Vec<String>>,
+}
+
+/// Runs a seed to its end, or to the first violation; with a bug planted if one is given.
+#[must_use]
+pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
+    let mut world = World::new(seed, bug, traced);
+    let ran = catch_unwind(AssertUnwindSafe(|| world.run()));
+    if let Err(panic) = ran {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        world.fail(|| format!("a panic: {}", text.unwrap_or_default()));
+    }
+    Run { violation: world.violation, trace: world.trace.unwrap_or_default(), answered: world.answered }
+}
+
+/// Runs many seeds; the violations, in order of seeds.
+#[must_use]
+pub fn many(seeds: Range<u64>, threads: usize, bug: Option<Bug>) -> Vec<(u64, String)> {
+    let simulation = |seed, _, _| {
+        let Run { violation, trace, .. } = run(seed, bug, false);
+        crate::Run { counts: crate::Counts::default(), violation, trace }
+    };
+    crate::many_of(simulation, seeds, threads, None, false, &|_| {}).violations
+}
+
+impl World {
+    fn new(seed: u64, bug: Option<Bug>, traced: bool) -> World {
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let (faults, used) = (rng.u8(1..8), [PIECE, 2 * PIECE, BLOCKS as u64][rng.usize(0..3)]);
+        World {
+            faults,
+            used,
+            rng,
+            planted: Planted::new(bug),
+            step: 0,
+            filesystem: Filesystem::new(),
+            owner: 0,
+            router: None,
+            coordinator: None,
+            connected: false,
+            path: true,
+            to_coordinator: VecDeque::new(),
+            to_owner: VecDeque::new(),
+            lun_io: Vec::new(),
+            working: Vec::new(),
+            wanted: BTreeMap::new(),
+            pending: BTreeMap::new(),
+            next: 0,
+            histories: vec![History::default(); BLOCKS],
+            answered: 0,
+            violation: None,
+            trace: traced.then(Vec::new),
+        }
+    }
+
+    fn run(&mut self) {
+        while self.step < STEPS && self.violation.is_none() {
+            self.step += 1;
+            match self.rng.u8(0..100) {
+                0..30 => self.submit(),
+                30..42 => self.mend(),
+                42..45 => self.want(),
+                roll if (45..45 + self.faults).contains(&roll) => self.fault(),
+                _ => self.go_on(),
+            }
+            self.check();
+        }
+        while !self.has_ended() && self.violation.is_none() {
+            self.step += 1;
+            if self.step > STEPS + BOUND {
+                let left = (self.pending.len(), self.wanted.len());
+                return self.fail(|| format!("I8: {left:?} requests and changes do not end"));
+            }
+            self.path = true;
+            self.tell_path();
+            self.mend();
+            self.go_on();
+            self.check();
+        }
+        self.check_histories();
+    }
+
+    fn has_ended(&self) -> bool {
+        self.pending.values().all(|pending| pending.is_lost)
+            && self.wanted.is_empty()
+            && self.lun_io.is_empty()
+    }
+
+    fn fail(&mut self, text: impl FnOnce() -> String) {
+        if self.violation.is_none() {
+            self.violation = Some(format!("step {}: {}", self.step, text()));
+        }
+    }
+
+    fn note(&mut self, text: impl FnOnce() -> String) {
+        if let Some(trace) = &mut self.trace {
+            trace.push(format!("{:>5} {}", self.step, text()));
+        }
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    /// One thing that is on its way arrives or ends.
+    fn go_on(&mut self) {
+        let can = [
+            (!self.to_coordinator.is_empty(), 0),
+            (!self.to_owner.is_empty(), 1),
+            (!self.lun_io.is_empty(), 2),
+            (!self.working.is_empty(), 3),
+        ];
+        let can: Vec<u8> = can.into_iter().filter_map(|(can, what)| can.then_some(what)).collect();
+        match self.rng.choice(can) {
+            Some(0) => self.coordinator_hears(),
+            Some(1) => {
+                if let Some(event) = self.to_owner.pop_front() {
+                    self.route(event);
+                }
+            }
+            Some(2) => self.io_ends(),
+            Some(3) => self.job_ends(),
+            _ => {}
+        }
+    }
+
+    /// The router takes an event, and what it wants is begun.
+    fn route(&mut self, event: router::Event) {
+        let Some(router) = &mut self.router else { return };
+        let (mut effects, owner) = (Vec::new(), self.owner);
+        self.trace.iter_mut().for_each(|trace| trace.push(format!("{:>5} owner: {event:?}", self.step)));
+        if let router::Event::Redirected { id, .. } = event
+            && let Some(pending) = self.pending.get_mut(&id)
+        {
+            pending.take_redirected();
+        }
+        router.step(event, &mut effects);
+        for effect in effects {
+            self.note(|| format!("  {effect:?}"));
+            match effect {
+                router::Effect::Direct { id, piece } => {
+                    self.begin_io(id, piece, owner, false);
+                }
+                router::Effect::Block { id, piece } => {
+                    self.to_coordinator.push_back(ToCoordinator::Block { id, piece });
+                }
+                router::Effect::Zeroes { id, range } => self.reads_zeroes(id, range),
+                router::Effect::File { request, gives_up } => {
+                    self.to_coordinator.push_back(ToCoordinator::Redirected { request, gives_up });
+                }
+                router::Effect::RecallDone(number) => {
+                    self.to_coordinator.push_back(ToCoordinator::RecallDone(number));
+                }
+                router::Effect::Done(id) => self.answer(id),
+            }
+        }
+    }
+
+    fn coordinator_hears(&mut self) {
+        match self.to_coordinator.pop_front() {
+            Some(ToCoordinator::Redirected { request, gives_up }) => {
+                self.coordinate(coordinator::Event::Redirected { request, gives_up });
+            }
+            Some(ToCoordinator::RecallDone(number)) => {
+                self.coordinate(coordinator::Event::RecallDone(number));
+            }
+            Some(ToCoordinator::Block { id, piece }) => {
+                self.begin_io(id, piece, self.owner, true);
+            }
+            None => {}
+        }
+    }
+
+    fn begin_io(&mut self, id: u64, piece: Piece, owner: u64, is_block: bool) {
+        let kind = self.pending.get(&id).map_or(Kind::Read, |pending| pending.request.kind);
+        self.lun_io.push(LunIo { id, kind, piece, owner, is_block });
+    }
+
+    fn coordinate(&mut self, event: coordinator::Event) {
+        let Some(coordinator) = &mut self.coordinator else { return };
+        let mut effects = Vec::new();
+        self.trace
+            .iter_mut()
+            .for_each(|trace| trace.push(format!("{:>5} coordinator: {event:?}", self.step)));
+        coordinator.step(event, &mut effects);
+        for effect in effects {
+            self.note(|| format!("  {effect:?}"));
+            match effect {
+                coordinator::Effect::Execute { job, what } => self.begin_job(job, what),
+                coordinator::Effect::Answer { id, grants } => {
+                    self.to_owner.push_back(router::Event::Redirected { id, grants });
+                }
+                coordinator::Effect::Recall { number, range } => {
+                    self.to_owner.push_back(router::Event::Recalled { number, range });
+                }
+                coordinator::Effect::Changed(change) => {
+                    self.wanted.remove(&change);
+                }
+            }
+        }
+    }
+
+    /// The present owner's requests that are on their way through the filesystem.
+    fn redirected(&self) -> impl Iterator<Item = Request> {
+        let sent = self.to_coordinator.iter().filter_map(|message| match message {
+            ToCoordinator::Redirected { request, .. } => Some(*request),
+            _ => None,
+        });
+        // A read for which nobody waits may be done by another route already.
+        let working = self.working.iter().filter_map(|working| match working.what {
+            Job::Request { request, .. } if request.kind.changes() || !working.is_orphan => Some(request),
+            Job::Request { .. } | Job::Change { .. } => None,
+        });
+        sent.chain(working).filter(|request| self.pending.get(&request.id).is_some_and(|one| !one.is_lost))
+    }
+
+    fn begin_job(&mut self, job: u64, what: Job) {
+        let (range, moves_all) = match what {
+            Job::Request { request, .. } if request.kind != Kind::Write => ((0, 0), false),
+            Job::Request { request, .. } => (request.range, false),
+            // A clone moves nothing.
+            Job::Change { change, .. } if is_clone(change) => ((0, 0), false),
+            Job::Change { range, .. } => (range, true),
+        };
+        let copying = self.filesystem.begin(range, moves_all, &mut self.rng);
+        self.working.push(Working { job, what, copying, is_orphan: false });
+    }
+
+    fn job_ends(&mut self) {
+        let index = self.rng.usize(0..self.working.len());
+        let Working { job, what, copying, .. } = self.working.swap_remove(index);
+        self.filesystem.commit(copying, &mut self.rng);
+        let range = match what {
+            Job::Request { request, gives_up } => {
+                self.do_through_filesystem(request);
+                if request.kind.changes() { gives_up } else { request.range }
+            }
+            Job::Change { change, range } => {
+                if is_clone(change) {
+                    self.filesystem.clone_file(change % 6, &mut self.rng);
+                }
+                range
+            }
+        };
+        let layout = self.filesystem.layout(range);
+        let layout = if self.planted.has(Bug::GrantShared) { checks::shared_as_own(layout) } else { layout };
+        self.coordinate(coordinator::Event::Executed { job, layout });
+    }
+
+    /// Somebody wants a clone, or a defragmenter moves a range.
+    fn want(&mut self) {
+        let change = self.number();
+        let start = self.rng.u64(0..BLOCKS as u64 / PIECE) * PIECE;
+        let range = if is_clone(change) { (0, BLOCKS as u64) } else { (start, start + PIECE) };
+        self.wanted.insert(change, range);
+        self.coordinate(coordinator::Event::Wanted { change, range });
+    }
+
+    fn fault(&mut self) {
+        match self.rng.u8(0..12) {
+            0..2 => self.break_connection(),
+            2..4 => self.end_coordinator(),
+            4 => self.end_owner(),
+            _ => {
+                self.path = !self.path;
+                self.tell_path();
+            }
+        }
+    }
+
+    fn tell_path(&mut self) {
+        self.route(router::Event::Path(self.path));
+    }
+
+    fn break_connection(&mut self) {
+        if std::mem::take(&mut self.connected) {
+            self.note(|| "the connection breaks".into());
+            self.to_coordinator.clear();
+            self.to_owner.clear();
+            self.working.iter_mut().for_each(|working| working.is_orphan = true);
+            self.route(router::Event::CoordinatorLost);
+            self.coordinate(coordinator::Event::OwnerLost);
+        }
+    }
+
+    /// What it had not committed is lost. Its I/O goes on until it is fenced: [`World::mend`].
+    fn end_coordinator(&mut self) {
+        self.break_connection();
+        if self.coordinator.take().is_some() {
+            self.note(|| "the coordinator ends".into());
+            for Working { copying, .. } in std::mem::take(&mut self.working) {
+                self.filesystem.abandon(copying, &mut self.rng);
+            }
+        }
+    }
+
+    /// Its I/O goes on until it is fenced: [`World::mend`].
+    fn end_owner(&mut self) {
+        self.break_connection();
+        if self.router.take().is_some() {
+            self.note(|| "the owner ends".into());
+            self.pending.values_mut().for_each(|pending| pending.is_lost = true);
+        }
+    }
+
+    /// What is missing comes back, one thing at a time.
+    fn mend(&mut self) {
+        if self.coordinator.is_none() {
+            self.fence(|io| io.is_block);
+            // The registry names an owner, or a former one that is not proved over.
+            self.coordinator = Some(Coordinator::new(true, PIECE, self.planted));
+            self.note(|| "another coordinator".into());
+            // Operators ask again.
+            for (change, range) in self.wanted.clone() {
+                self.coordinate(coordinator::Event::Wanted { change, range });
+            }
+        } else if self.router.is_none() {
+            self.fence(|_| true);
+            self.coordinate(coordinator::Event::OwnerOver);
+            self.owner += 1;
+            self.note(|| "another owner".into());
+            self.router = Some(Router::new(PIECE, self.planted));
+            self.tell_path();
+        } else if !self.connected && !self.lun_io.iter().any(|io| io.is_block) {
+            // The coordinator has ended the I/O of the connection before.
+            self.connected = true;
+            self.coordinate(coordinator::Event::OwnerFound);
+            self.route(router::Event::CoordinatorFound);
+        }
+    }
+
+    /// That I/O has ended, done or not.
+    fn fence(&mut self, which: impl Fn(&LunIo) -> bool) {
+        let (ended, others): (Vec<_>, _) = std::mem::take(&mut self.lun_io).into_iter().partition(which);
+        self.lun_io = others;
+        for io in ended {
+            if self.rng.bool() {
+                self.do_on_lun(io);
+            }
+        }
+    }
+}

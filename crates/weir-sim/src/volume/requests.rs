@@ -1,0 +1,135 @@
+//! The client's requests, and what becomes of their data.
+
+use std::collections::BTreeMap;
+
+use weir_volume::lun::leases::{Lease, Piece};
+use weir_volume::lun::router::{Event, Kind, Range, Request};
+
+use super::{DEPTH, LunIo, World};
+
+/// A request without an answer.
+#[derive(Debug)]
+pub struct Pending {
+    pub request: Request,
+    began: u64,
+    /// What a read has seen so far, by block.
+    seen: BTreeMap<u64, u64>,
+    /// What it saw through the filesystem, on its way to the owner.
+    redirected: BTreeMap<u64, u64>,
+    /// Its owner has ended: it never gets an answer.
+    pub is_lost: bool,
+}
+
+impl Pending {
+    /// The coordinator's answer has arrived.
+    pub fn take_redirected(&mut self) {
+        self.seen = std::mem::take(&mut self.redirected);
+    }
+}
+
+impl World {
+    pub fn submit(&mut self) {
+        let open = self.pending.values().filter(|pending| !pending.is_lost).count();
+        if self.router.is_none() || open >= DEPTH {
+            return self.go_on();
+        }
+        let start = self.rng.u64(0..self.used);
+        let end = (start + self.rng.u64(1..7)).min(self.used);
+        let kind = match self.rng.u8(0..10) {
+            0..4 => Kind::Read,
+            4..9 => Kind::Write,
+            _ => Kind::Punch,
+        };
+        let (id, began) = (self.number(), self.number());
+        let request = Request { id, kind, range: (start, end) };
+        if kind.changes() {
+            (start..end).for_each(|block| self.histories[block as usize].write(id, began));
+        }
+        let (seen, redirected) = (BTreeMap::new(), BTreeMap::new());
+        self.pending.insert(id, Pending { request, began, seen, redirected, is_lost: false });
+        self.route(Event::Submitted(request));
+    }
+
+    pub fn answer(&mut self, id: u64) {
+        let now = self.number();
+        let Some(Pending { request, began, seen, .. }) = self.pending.remove(&id) else {
+            return self.fail(|| format!("request {id} is answered twice"));
+        };
+        self.answered += 1;
+        for block in request.range.0..request.range.1 {
+            let history = &mut self.histories[block as usize];
+            match (request.kind, seen.get(&block)) {
+                (Kind::Read, Some(version)) => history.read(*version, began, now),
+                (Kind::Read, None) => {
+                    return self.fail(|| format!("read {id} is answered without block {block}"));
+                }
+                _ => history.acknowledged(id, now),
+            }
+        }
+    }
+
+    /// The owner answers a part of a read by itself.
+    pub fn reads_zeroes(&mut self, id: u64, (start, end): Range) {
+        for block in start..end {
+            let version = self.filesystem.zero_version(block as usize);
+            self.sees(id, block, version);
+        }
+    }
+
+    fn sees(&mut self, id: u64, block: u64, version: u64) {
+        if let Some(pending) = self.pending.get_mut(&id) {
+            pending.seen.insert(block, version);
+        }
+    }
+
+    /// I/O to the LUN ends: it is done now, however long ago it began. Without a path it may not be done.
+    pub fn io_ends(&mut self) {
+        let index = self.rng.usize(0..self.lun_io.len());
+        // The longer it is under way after its connection is gone, the more can go wrong.
+        if self.lun_io[index].is_block && !self.connected && self.rng.u8(0..20) > 0 {
+            return;
+        }
+        let io = self.lun_io.swap_remove(index);
+        let ok = io.is_block || self.path || io.owner != self.owner;
+        if ok || self.rng.bool() {
+            self.do_on_lun(io);
+        }
+        if io.owner != self.owner || io.is_block && !self.connected {
+            return;
+        }
+        let answer = Event::Answered { id: io.id, ok };
+        match io.is_block {
+            true => self.to_owner.push_back(answer),
+            false => self.route(answer),
+        }
+    }
+
+    pub fn do_on_lun(&mut self, LunIo { id, kind, piece: Piece { start, end, lease }, .. }: LunIo) {
+        let (Lease::ReadWrite(at) | Lease::ReadOnly(at)) = lease else { return };
+        for block in start..end {
+            let on_lun = (at + block - start) as usize;
+            match kind {
+                Kind::Read => {
+                    let version = self.filesystem.lun[on_lun];
+                    self.sees(id, block, version);
+                }
+                _ => self.filesystem.lun[on_lun] = id,
+            }
+        }
+    }
+
+    pub fn do_through_filesystem(&mut self, request: Request) {
+        let Request { id, kind, range } = request;
+        match kind {
+            Kind::Read => {
+                let seen = (range.0..range.1).map(|block| (block, self.filesystem.read(block as usize)));
+                let seen = seen.collect();
+                if let Some(pending) = self.pending.get_mut(&id) {
+                    pending.redirected = seen;
+                }
+            }
+            Kind::Write => self.filesystem.write(range, id),
+            Kind::Punch => self.filesystem.punch(range, id, &mut self.rng),
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! The coordinator's side, for one file: what its filesystem may do now, and what the owner must give up before.
+//!
+//! No table of leases is kept: the owner of a disk counts as holding the whole file, except for what its redirected requests give up
+//! and for what it has answered to a recall. So a new coordinator knows as much as its predecessor, once the owner has come to it; until
+//! then it changes no layout (the *grace*).
+
+use std::collections::VecDeque;
+
+use super::leases::{Lease, Leases, Piece};
+use super::router::{Range, Request, neighbourhood};
+use crate::planted::{Bug, Planted};
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The owner has connected, and goes on with what it holds.
+    OwnerFound,
+    /// Its connection is gone. It may go on with what it holds.
+    OwnerLost,
+    /// Its I/O to the LUN has certainly ended, and nobody owns the disk now.
+    OwnerOver,
+    /// A request of the owner, which has given up its leases for `gives_up`.
+    Redirected {
+        /// The request.
+        request: Request,
+        /// Empty for a read.
+        gives_up: Range,
+    },
+    /// The owner's answer to [`Effect::Recall`].
+    RecallDone(u64),
+    /// Somebody else wants to change the layout of a range: a clone makes it shared, say.
+    Wanted {
+        /// Unique.
+        change: u64,
+        /// The range.
+        range: Range,
+    },
+    /// The filesystem has done a job, durably. `layout`: what it has in the job's range now.
+    Executed {
+        /// The job.
+        job: u64,
+        /// In leases; shared blocks are [`ReadOnly`](Lease::ReadOnly).
+        layout: Vec<Piece>,
+    },
+}
+
+/// Something to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// By the filesystem. Answered by [`Event::Executed`].
+    Execute {
+        /// Unique.
+        job: u64,
+        /// What.
+        what: Job,
+    },
+    /// To the owner: a redirected request is done.
+    Answer {
+        /// The request.
+        id: u64,
+        /// Leases that the owner has from now on.
+        grants: Vec<Piece>,
+    },
+    /// To the owner: it is to give a range up.
+    Recall {
+        /// Unique.
+        number: u64,
+        /// The range.
+        range: Range,
+    },
+    /// A change that was wanted is made.
+    Changed(u64),
+}
+
+/// What the filesystem is to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Job {
+    /// A request of the owner; a change may move the blocks of `gives_up`.
+    Request {
+        /// The request.
+        request: Request,
+        /// Empty for a read.
+        gives_up: Range,
+    },
+    /// A change of the layout.
+    Change {
+        /// Its number.
+        change: u64,
+        /// Its range.
+        range: Range,
+    },
+}
+
+impl Job {
+    fn changes(self) -> bool {
+        match self {
+            Job::Request { request, .. } => request.kind.changes(),
+            Job::Change { .. } => true,
+        }
+    }
+
+    /// Everything that it reads or may move.
+    fn range(self) -> Range {
+        match self {
+            Job::Request { request, .. } if !request.kind.changes() => request.range,
+            Job::Request { gives_up, .. } => gives_up,
+            Job::Change { range, .. } => range,
+        }
+    }
+}
+
+/// The disk's owner, as the coordinator knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Owner {
+    Nobody,
+    /// It may hold anything, and cannot be asked.
+    Silent,
+    Connected,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Recall {
+    number: u64,
+    change: u64,
+    done: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Active {
+    job: u64,
+    what: Job,
+    /// The owner's connection on which it came.
+    connection: u64,
+}
+
+/// One file.
+#[derive(Debug)]
+pub struct Coordinator {
+    owner: Owner,
+    /// Counts the owner's connections.
+    connection: u64,
+    /// In the order of their arrival.
+    waiting: VecDeque<Job>,
+    active: Vec<Active>,
+    /// For the first change that waits.
+    recall: Option<Recall>,
+    /// Numbers of jobs and recalls.
+    next: u64,
+    piece: u64,
+    planted: Planted,
+}
+
+fn overlap(one: Range, other: Range) -> bool {
+    one.0 < other.1 && other.0 < one.1
+}
+
+impl Coordinator {
+    /// A file that has an owner or has none, by the registry. The filesystem moves blocks in pieces of `piece` bytes.
+    #[must_use]
+    pub fn new(has_owner: bool, piece: u64, planted: Planted) -> Coordinator {
+        let owner = if has_owner { Owner::Silent } else { Owner::Nobody };
+        let (waiting, active) = (VecDeque::new(), Vec::new());
+        Coordinator { owner, connection: 0, waiting, active, recall: None, next: 0, piece, planted }
+    }
+
+    /// Whether nothing is to be done.
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.active.is_empty()
+    }
+
+    /// Takes an event into account and appends what follows from it to `effects`.
+    pub fn step(&mut self, event: Event, effects: &mut Vec<Effect>) {
+        match event {
+            Event::OwnerFound => {
+                self.owner_gone(Owner::Connected);
+                self.connection += 1;
+            }
+            Event::OwnerLost => self.owner_gone(Owner::Silent),
+            Event::OwnerOver => self.owner_gone(Owner::Nobody),
+            Event::Redirected { request, gives_up } => self.redirected(request, gives_up),
+            Event::RecallDone(number) => {
+                if let Some(recall) = self.recall.as_mut().filter(|recall| recall.number == number) {
+                    recall.done = true;
+                }
+            }
+            Event::Wanted { change, range } => self.waiting.push_back(Job::Change { change, range }),
+            Event::Executed { job, layout } => self.executed(job, layout, effects),
+        }
+        self.start(effects);
+    }
+
+    /// What the owner sent and has no answer to, it sends again. An unanswered recall is void: its answer would come from before the
+    /// owner's last grants.
+    fn owner_gone(&mut self, owner: Owner) {
+        self.owner = owner;
+        self.waiting.retain(|job| matches!(job, Job::Change { .. }));
+        if self.planted.has(Bug::ForgetRecall) {
+            self.recall.iter_mut().for_each(|recall| recall.done = true);
+        } else {
+            self.recall = None;
+        }
+    }
+
+    /// The filesystem moves whole pieces, whatever the owner says that it has given up.
+    fn redirected(&mut self, request: Request, gives_up: Range) {
+        let gives_up = match request.kind.changes() {
+            true => {
+                let (start, end) = neighbourhood(request.range, self.piece);
+                (start.min(gives_up.0), end.max(gives_up.1))
+            }
+            false => gives_up,
+        };
+        self.waiting.push_back(Job::Request { request, gives_up });
+    }
+
+    fn executed(&mut self, job: u64, layout: Vec<Piece>, effects: &mut Vec<Effect>) {
+        let Some(index) = self.active.iter().position(|active| active.job == job) else { return };
+        let Active { what, connection, .. } = self.active.remove(index);
+        match what {
+            Job::Change { change, .. } => effects.push(Effect::Changed(change)),
+            Job::Request { request, .. }
+                if connection == self.connection && self.owner == Owner::Connected =>
+            {
+                effects.push(Effect::Answer { id: request.id, grants: self.grants(&layout) });
+            }
+            Job::Request { .. } => {}
+        }
+    }
+
+    /// The part of a layout that the owner may have: nothing that is being changed, or is about to be.
+    fn grants(&self, layout: &[Piece]) -> Vec<Piece> {
+        let active = self.active.iter().map(|active| active.what);
+        let others = self.waiting.iter().copied().chain(active).filter(|job| job.changes());
+        let beside = self.planted.has(Bug::GrantBesideRecall);
+        let barred: Vec<Range> =
+            others.filter(|job| !beside || !matches!(job, Job::Change { .. })).map(Job::range).collect();
+        let mut grants = Leases::default();
+        layout.iter().for_each(|piece| grants.set(*piece));
+        barred.into_iter().for_each(|range| grants.clear(range));
+        let (first, last) =
+            (layout.first().map_or(0, |piece| piece.start), layout.last().map_or(0, |piece| piece.end));
+        let kept = grants.of((first, last)).filter(|piece| piece.lease != Lease::Nothing);
+        kept.collect()
+    }
+
+    /// Starts what can be started, in order.
+    fn start(&mut self, effects: &mut Vec<Effect>) {
+        let mut passed: Vec<Job> = Vec::new();
+        for what in std::mem::take(&mut self.waiting) {
+            self.ask(what, &passed, effects);
+            let beside = self.planted.has(Bug::ChangeBesideChange);
+            let excludes =
+                |other: Job| (other.changes() || what.changes()) && overlap(other.range(), what.range());
+            let busy = self.active.iter().any(|active| excludes(active.what)) && !beside;
+            if busy || passed.iter().any(|other| excludes(*other)) || !self.may_start(what) {
+                passed.push(what);
+                self.waiting.push_back(what);
+                continue;
+            }
+            let job = self.number();
+            self.active.push(Active { job, what, connection: self.connection });
+            effects.push(Effect::Execute { job, what });
+        }
+    }
+
+    /// The first change that waits asks the owner for its range, while jobs that came before it are under way.
+    fn ask(&mut self, what: Job, passed: &[Job], effects: &mut Vec<Effect>) {
+        let Job::Change { change, range } = what else { return };
+        let is_first = !passed.iter().any(|other| matches!(other, Job::Change { .. }));
+        if is_first && self.recall.is_none() && self.owner == Owner::Connected {
+            let number = self.number();
+            self.recall = Some(Recall { number, change, done: false });
+            effects.push(Effect::Recall { number, range });
+        }
+    }
+
+    /// Whether the owner holds nothing that a job changes.
+    fn may_start(&mut self, what: Job) -> bool {
+        let Job::Change { change, .. } = what else { return true };
+        let is_over = match self.owner {
+            Owner::Nobody => true,
+            Owner::Silent => self.planted.has(Bug::GraceSkipped),
+            Owner::Connected => self.planted.has(Bug::CloneWithoutRecall),
+        };
+        let recalled = self.recall.is_some_and(|recall| recall.change == change && recall.done);
+        self.recall = self.recall.filter(|recall| recall.change != change || !(is_over || recalled));
+        is_over || recalled
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+}

@@ -1,0 +1,16 @@
+//! The protocol cores of a volume on a shared LUN (`VOLUME.md` §2): what a disk's owner may do on the LUN itself, and how the
+//! coordinator changes a file's layout without taking blocks away under it.
+//!
+//! The coordinator alone touches the filesystem. It *grants* written, unshared blocks of a file to the owner of the disk, who reads
+//! and writes them on the LUN. Whatever changes the layout goes through the coordinator, after the owner has given the blocks up:
+//! by a redirected request, which gives up what it touches, or when it is asked to (*recall*).
+//!
+//! Both sides are state machines `step(event) -> effects` without clock or I/O:
+//!
+//! - [`leases`]: what the owner holds of a file, by range;
+//! - [`router`]: the owner's side, which chooses the route of each request;
+//! - [`coordinator`]: the coordinator's side, for one file.
+
+pub mod coordinator;
+pub mod leases;
+pub mod router;

@@ -1,0 +1,368 @@
+//! The owner's side: the route of each request to one disk, and what becomes of it when leases, paths or the coordinator go.
+//!
+//! A request goes *directly* to the LUN where the owner has leases for all of it; *block-redirected*, through the coordinator to the
+//! same blocks, where this node has no path to the LUN; and *file-redirected* otherwise: the coordinator does it through its
+//! filesystem. Requests that overlap are never on two routes at once (I6): the later one waits. So they also reach the disk in the
+//! order in which the guest issued them. Nor are two overlapping changes under way on the LUN.
+//!
+//! A file-redirected change may move blocks, and not only those that it touches: the filesystem copies whole pieces. So it gives up the
+//! owner's leases for its *neighbourhood*, and begins when nothing of the owner's is in flight there. Its answer has the leases for
+//! the neighbourhood as it is then.
+
+use std::collections::VecDeque;
+
+use super::leases::{Lease, Leases, Piece};
+use crate::planted::{Bug, Planted};
+
+/// First byte of a range, and the byte behind the last one.
+pub type Range = (u64, u64);
+
+/// What a request does to a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Reads.
+    Read,
+    /// Writes data.
+    Write,
+    /// Writes zeroes or discards: the filesystem may free the blocks.
+    Punch,
+}
+
+impl Kind {
+    /// Whether it may change the file.
+    #[must_use]
+    pub fn changes(self) -> bool {
+        self != Kind::Read
+    }
+}
+
+/// A request of a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Unique among those in flight.
+    pub id: u64,
+    /// What it does.
+    pub kind: Kind,
+    /// Its bytes; not empty.
+    pub range: Range,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A client's request.
+    Submitted(Request),
+    /// The LUN has answered a part of a request ([`Effect::Direct`], [`Effect::Block`]). Not `ok`: this node's path is broken.
+    Answered {
+        /// The request.
+        id: u64,
+        /// Whether it was done.
+        ok: bool,
+    },
+    /// The coordinator has done a request through its filesystem, durably.
+    Redirected {
+        /// The request.
+        id: u64,
+        /// The leases of its neighbourhood now.
+        grants: Vec<Piece>,
+    },
+    /// The coordinator asks for a range.
+    Recalled {
+        /// Unique for the connection.
+        number: u64,
+        /// The range.
+        range: Range,
+    },
+    /// The connection to the coordinator is gone, and with it whatever is on its way there or back.
+    CoordinatorLost,
+    /// A coordinator can be asked, and has heard that this node owns the disk.
+    CoordinatorFound,
+    /// This node reaches the LUN, or does not.
+    Path(bool),
+}
+
+/// Something to be done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// I/O on the LUN. Each is answered by one [`Event::Answered`].
+    Direct {
+        /// The request.
+        id: u64,
+        /// The part of it, and where it is on the LUN.
+        piece: Piece,
+    },
+    /// The same through the coordinator.
+    Block {
+        /// The request.
+        id: u64,
+        /// The part of it, and where it is on the LUN.
+        piece: Piece,
+    },
+    /// The part of a read that is in a hole.
+    Zeroes {
+        /// The request.
+        id: u64,
+        /// The part.
+        range: Range,
+    },
+    /// The whole request, by the coordinator through its filesystem. Answered by one [`Event::Redirected`].
+    File {
+        /// The request.
+        request: Request,
+        /// The range for which this node has given up its leases: empty for a read.
+        gives_up: Range,
+    },
+    /// The request is done.
+    Done(u64),
+    /// Nothing of this node's is in flight in the range any more, and nothing will be without a new grant.
+    RecallDone(u64),
+}
+
+/// The way of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Route {
+    Direct,
+    Block,
+    File,
+}
+
+/// A request that is being done.
+#[derive(Clone, Copy, Debug)]
+struct UnderWay {
+    request: Request,
+    route: Route,
+    /// What no other route may touch meanwhile.
+    locks: Range,
+    /// Parts without an answer.
+    parts: usize,
+    /// A part has failed: the request is done again.
+    failed: bool,
+}
+
+/// The router of one disk.
+#[derive(Debug)]
+pub struct Router {
+    leases: Leases,
+    /// In the order of their start.
+    under_way: Vec<UnderWay>,
+    /// In the order of their arrival.
+    waiting: VecDeque<Request>,
+    /// Ranges that the coordinator waits for.
+    recalls: Vec<(u64, Range)>,
+    /// The filesystem moves blocks in pieces of this many bytes.
+    piece: u64,
+    coordinator: bool,
+    path: bool,
+    planted: Planted,
+}
+
+fn overlap(one: Range, other: Range) -> bool {
+    one.0 < other.1 && other.0 < one.1
+}
+
+/// The whole pieces that a range touches.
+#[must_use]
+pub fn neighbourhood((start, end): Range, piece: u64) -> Range {
+    (start / piece * piece, end.div_ceil(piece) * piece)
+}
+
+impl Router {
+    /// A router without leases, path and coordinator. The filesystem moves blocks in pieces of `piece` bytes.
+    #[must_use]
+    pub fn new(piece: u64, planted: Planted) -> Router {
+        Router {
+            leases: Leases::default(),
+            under_way: Vec::new(),
+            waiting: VecDeque::new(),
+            recalls: Vec::new(),
+            piece,
+            coordinator: false,
+            path: false,
+            planted,
+        }
+    }
+
+    /// Requests without an answer.
+    #[must_use]
+    pub fn in_flight(&self) -> usize {
+        self.under_way.len() + self.waiting.len()
+    }
+
+    /// The owner's leases.
+    #[must_use]
+    pub fn leases(&self) -> &Leases {
+        &self.leases
+    }
+
+    /// Takes an event into account and appends what follows from it to `effects`.
+    pub fn step(&mut self, event: Event, effects: &mut Vec<Effect>) {
+        match event {
+            Event::Submitted(request) => self.waiting.push_back(request),
+            Event::Answered { id, ok } => self.answered(id, ok, effects),
+            Event::Redirected { id, grants } => self.redirected(id, &grants, effects),
+            Event::Recalled { number, range } => {
+                self.leases.clear(range);
+                self.recalls.push((number, range));
+            }
+            Event::CoordinatorLost => self.lost(),
+            Event::CoordinatorFound => {
+                self.coordinator = true;
+                self.reissue();
+            }
+            Event::Path(path) => self.path = path,
+        }
+        self.answer_recalls(effects);
+        self.start(effects);
+    }
+
+    fn answered(&mut self, id: u64, ok: bool, effects: &mut Vec<Effect>) {
+        let Some(index) = self.under_way.iter().position(|one| one.request.id == id) else { return };
+        let one = &mut self.under_way[index];
+        one.parts -= 1;
+        one.failed |= !ok;
+        if one.parts == 0 {
+            let UnderWay { request, failed, .. } = self.under_way.remove(index);
+            match failed {
+                true => self.again(request),
+                false => effects.push(Effect::Done(request.id)),
+            }
+        }
+    }
+
+    /// A request that was begun is done again: before all that came later and overlaps it, because those have waited.
+    fn again(&mut self, request: Request) {
+        self.waiting.push_front(request);
+    }
+
+    fn redirected(&mut self, id: u64, grants: &[Piece], effects: &mut Vec<Effect>) {
+        let Some(index) = self.under_way.iter().position(|one| one.request.id == id) else { return };
+        self.under_way.remove(index);
+        let given_up: Vec<Range> = self
+            .under_way
+            .iter()
+            .filter(|one| one.route == Route::File && one.request.kind.changes())
+            .map(|one| one.locks)
+            .filter(|_| !self.planted.has(Bug::TakeEveryGrant))
+            .chain(self.recalls.iter().map(|(_, range)| *range))
+            .collect();
+        for grant in grants {
+            self.leases.set(*grant);
+        }
+        // Those changes are behind this answer: it does not know where they move the blocks.
+        given_up.into_iter().for_each(|range| self.leases.clear(range));
+        effects.push(Effect::Done(id));
+    }
+
+    /// Direct I/O goes on. The coordinator's successor asks again for whatever it needs.
+    fn lost(&mut self) {
+        self.coordinator = false;
+        self.recalls.clear();
+        if self.planted.has(Bug::ForgetDoubt) {
+            self.reissue();
+        }
+    }
+
+    /// Whatever was redirected to the former coordinator goes to this one, which has seen to it that the former one does no I/O any
+    /// more. Until then it may have been done or not, and nothing that overlaps it may begin, by whatever route (P4).
+    fn reissue(&mut self) {
+        if self.planted.has(Bug::LostReissue) {
+            return;
+        }
+        let all = std::mem::take(&mut self.under_way).into_iter();
+        let (kept, in_doubt): (Vec<_>, Vec<_>) = all.partition(|one| one.route == Route::Direct);
+        self.under_way = kept;
+        in_doubt.into_iter().rev().for_each(|one| self.again(one.request));
+    }
+
+    fn answer_recalls(&mut self, effects: &mut Vec<Effect>) {
+        let Router { recalls, under_way, planted, .. } = self;
+        recalls.retain(|(number, range)| {
+            let uses = |one: &UnderWay| one.route != Route::File && overlap(one.locks, *range);
+            let waits = under_way.iter().any(uses) && !planted.has(Bug::AcknowledgeRecallBeforeDrain);
+            if !waits {
+                effects.push(Effect::RecallDone(*number));
+            }
+            waits
+        });
+    }
+
+    /// Starts what can be started, in order.
+    fn start(&mut self, effects: &mut Vec<Effect>) {
+        let mut passed: Vec<Range> = Vec::new();
+        let mut redirected_waits = false;
+        for request in std::mem::take(&mut self.waiting) {
+            let route = self.route(request);
+            let locks = self.locks(request, route);
+            let overtakes = passed.iter().any(|range| overlap(*range, locks));
+            let has_way = match route {
+                Route::Direct => true,
+                Route::Block | Route::File => self.coordinator && !redirected_waits,
+            };
+            let free = !self.under_way.iter().any(|one| self.excludes(one, request, route, locks));
+            if overtakes || !has_way || !free {
+                // Its neighbourhood, because it may be redirected when its time comes.
+                passed.push(neighbourhood(request.range, self.piece));
+                redirected_waits |= route == Route::File;
+                self.waiting.push_back(request);
+            } else {
+                self.begin(request, route, locks, effects);
+            }
+        }
+    }
+
+    fn route(&self, request: Request) -> Route {
+        let on_lun = |piece: Piece| match (request.kind, piece.lease) {
+            (Kind::Read, lease) => lease != Lease::Nothing,
+            (Kind::Write, lease) => matches!(lease, Lease::ReadWrite(_)),
+            (Kind::Punch, _) => false,
+        };
+        match self.leases.of(request.range).all(on_lun) {
+            true if self.path => Route::Direct,
+            true => Route::Block,
+            false => Route::File,
+        }
+    }
+
+    fn locks(&self, request: Request, route: Route) -> Range {
+        let moves = route == Route::File && request.kind.changes() && !self.planted.has(Bug::NeighbourMoved);
+        if moves { neighbourhood(request.range, self.piece) } else { request.range }
+    }
+
+    /// Whether a request has to wait for one that is under way: if they overlap, one changes something, and they are on two routes, or
+    /// both change something on the LUN. Of two such changes the first may fail in part, and is done again: that must not bring it
+    /// back over the second, which was seen meanwhile (P7). What the coordinator's filesystem does, it does and answers in order.
+    fn excludes(&self, one: &UnderWay, request: Request, route: Route, locks: Range) -> bool {
+        let (before, after) = (one.request.kind.changes(), request.kind.changes());
+        let two_routes = one.route != route && (before || after) && !self.planted.has(Bug::TwoRoutes);
+        let two_changes = route != Route::File && before && after && !self.planted.has(Bug::OverlapChanges);
+        (two_routes || two_changes) && overlap(one.locks, locks)
+    }
+
+    fn begin(&mut self, request: Request, route: Route, locks: Range, effects: &mut Vec<Effect>) {
+        let id = request.id;
+        let mut parts = 0;
+        if route == Route::File {
+            let gives_up = if request.kind.changes() { locks } else { (locks.0, locks.0) };
+            if !self.planted.has(Bug::KeepLease) {
+                self.leases.clear(gives_up);
+            }
+            effects.push(Effect::File { request, gives_up });
+        } else {
+            for piece in self.leases.of(request.range) {
+                match piece.lease {
+                    Lease::Nothing | Lease::Hole => {
+                        effects.push(Effect::Zeroes { id, range: (piece.start, piece.end) });
+                        continue;
+                    }
+                    _ if route == Route::Direct => effects.push(Effect::Direct { id, piece }),
+                    _ => effects.push(Effect::Block { id, piece }),
+                }
+                parts += 1;
+            }
+        }
+        if parts == 0 && route != Route::File {
+            return effects.push(Effect::Done(id));
+        }
+        self.under_way.push(UnderWay { request, route, locks, parts, failed: false });
+    }
+}
