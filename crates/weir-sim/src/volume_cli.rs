@@ -15,7 +15,7 @@ pub fn run(command: VolumeCommand) -> bool {
             run.trace.iter().for_each(|line| println!("{line}"));
             let verdict =
                 run.violation.as_deref().map_or("all held".to_owned(), |text| format!("VIOLATION at {text}"));
-            println!("seed {seed}, {} requests answered: {verdict}", run.answered);
+            println!("seed {seed}, {} requests answered: {verdict}", run.counts.answered);
             run.violation.is_none()
         }
         VolumeCommand::Many { seeds, from, threads } => {

@@ -1,8 +1,9 @@
 //! The invariants of `VOLUME.md` §3.
 
 use weir_volume::lun::leases::{Lease, Piece};
+use weir_volume::lun::router::Route;
 
-use super::{BLOCKS, LunIo, World};
+use super::{BLOCKS, World};
 
 /// As a coordinator sees it that does not look at the flags of extents.
 pub fn shared_as_own(layout: Vec<Piece>) -> Vec<Piece> {
@@ -15,7 +16,8 @@ pub fn shared_as_own(layout: Vec<Piece>) -> Vec<Piece> {
 
 impl World {
     pub fn check(&mut self) {
-        if let Some(text) = self.false_lease().or_else(|| self.misdirected()).or_else(|| self.two_routes()) {
+        let broken = self.false_lease().or_else(|| self.misdirected()).or_else(|| self.two_routes());
+        if let Some(text) = broken.or_else(|| self.locked_twice()) {
             return self.fail(|| text);
         }
         if let Some(text) = self.filesystem.damage() {
@@ -36,11 +38,9 @@ impl World {
         })
     }
 
-    /// I3, I4: I/O that is under way goes to the blocks of the file.
+    /// I3, I4: I/O that is under way goes to the blocks of the file, also that of an owner or a coordinator that has ended.
     fn misdirected(&self) -> Option<String> {
-        self.router.as_ref()?;
-        let is_present = |io: &&LunIo| io.owner == self.owner && self.pending.contains_key(&io.id);
-        self.lun_io.iter().filter(is_present).find_map(|io| {
+        self.lun_io.iter().find_map(|io| {
             let mut blocks =
                 (io.piece.start..io.piece.end).filter_map(|block| io.piece.within((block, block + 1)));
             let wrong = blocks.find(|one| !self.filesystem.is_true(one.start as usize, one.lease))?;
@@ -62,6 +62,29 @@ impl World {
             })?;
             Some(format!("I6: {:?} is direct and {redirected:?} is redirected", one.request))
         })
+    }
+
+    /// I6, by what the router says: of two that overlap and do not only read, both are redirected, or they are on one route and one
+    /// of them reads.
+    fn locked_twice(&self) -> Option<String> {
+        let all = self.router.as_ref()?.under_way();
+        all.iter().enumerate().find_map(|(index, one)| {
+            let other = all[index + 1..].iter().find(|other| {
+                let (before, after) = (one.request.kind.changes(), other.request.kind.changes());
+                let overlaps = one.locks.0 < other.locks.1 && other.locks.0 < one.locks.1;
+                let two_routes = one.route != other.route && (before || after);
+                overlaps && (two_routes || before && after && one.route != Route::File)
+            })?;
+            Some(format!("I6: {one:?} and {other:?} are under way together"))
+        })
+    }
+
+    /// The filesystem's content in the end is the last of each block's history.
+    pub fn read_all(&mut self) {
+        for block in 0..BLOCKS {
+            let (began, now) = (self.number(), self.number());
+            self.histories[block].read(self.filesystem.read(block), began, now);
+        }
     }
 
     /// Each block's history is that of a register.

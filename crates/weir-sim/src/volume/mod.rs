@@ -2,7 +2,7 @@
 //! production cores [`Router`] and [`Coordinator`], over a filesystem that moves blocks, and a LUN on which late I/O lands.
 //!
 //! A step is one of the things that can happen next, chosen by the seed: a message arrives, I/O ends, the filesystem does a job, a
-//! fault. After each step the invariants I1 to I6 of `VOLUME.md` are checked; in the end the faults stop, and everything has to end (I8),
+//! fault. After each step the invariants I1, I3, I4 and I6 of `VOLUME.md` are checked; in the end the faults stop, and everything has to end (I8),
 //! and each block's history has to be that of a register (P4, P7).
 
 mod checks;
@@ -14,7 +14,7 @@ use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use weir_volume::lun::coordinator::{self, Coordinator, Job};
-use weir_volume::lun::leases::Piece;
+use weir_volume::lun::leases::{Lease, Piece};
 use weir_volume::lun::router::{self, Kind, Request, Router};
 use weir_volume::planted::{Bug, Planted};
 
@@ -40,8 +40,29 @@ pub struct Run {
     pub violation: Option<String>,
     /// The trace, one line for each event, if requested.
     pub trace: Vec<String>,
+    /// The number of each thing that was done.
+    pub counts: Counts,
+}
+
+/// The number of each thing that was done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
     /// Requests that were answered.
     pub answered: u64,
+    /// Parts of requests that the owner did on the LUN, and those that were reads of shared blocks.
+    pub direct: u64,
+    /// As above.
+    pub shared: u64,
+    /// Parts that the coordinator did on the LUN.
+    pub block: u64,
+    /// Parts of reads in holes.
+    pub zeroes: u64,
+    /// Requests through the filesystem.
+    pub file: u64,
+    /// Recalls that were answered.
+    pub recalls: u64,
+    /// Clones and moves of blocks.
+    pub changes: u64,
 }
 
 /// A message to the coordinator.
@@ -106,7 +127,7 @@ struct World {
     pending: BTreeMap<u64, Pending>,
     next: u64,
     histories: Vec<History>,
-    answered: u64,
+    counts: Counts,
     violation: Option<String>,
     trace: Option<Vec<String>>,
 }
@@ -121,7 +142,7 @@ pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
         world.fail(|| format!("a panic: {}", text.unwrap_or_default()));
     }
-    Run { violation: world.violation, trace: world.trace.unwrap_or_default(), answered: world.answered }
+    Run { violation: world.violation, trace: world.trace.unwrap_or_default(), counts: world.counts }
 }
 
 /// Runs many seeds; the violations, in order of seeds.
@@ -158,7 +179,7 @@ impl World {
             pending: BTreeMap::new(),
             next: 0,
             histories: vec![History::default(); BLOCKS],
-            answered: 0,
+            counts: Counts::default(),
             violation: None,
             trace: traced.then(Vec::new),
         }
@@ -182,17 +203,22 @@ impl World {
                 let left = (self.pending.len(), self.wanted.len());
                 return self.fail(|| format!("I8: {left:?} requests and changes do not end"));
             }
-            self.path = true;
-            self.tell_path();
+            if !std::mem::replace(&mut self.path, true) {
+                self.tell_path();
+            }
             self.mend();
             self.go_on();
             self.check();
         }
+        self.read_all();
         self.check_histories();
     }
 
     fn has_ended(&self) -> bool {
-        self.pending.values().all(|pending| pending.is_lost)
+        let is_idle = self.router.as_ref().is_some_and(|router| router.in_flight() == 0)
+            && self.coordinator.as_ref().is_some_and(Coordinator::is_idle);
+        is_idle
+            && self.pending.values().all(|pending| pending.is_lost)
             && self.wanted.is_empty()
             && self.lun_io.is_empty()
     }
@@ -251,16 +277,24 @@ impl World {
             self.note(|| format!("  {effect:?}"));
             match effect {
                 router::Effect::Direct { id, piece } => {
+                    self.counts.direct += 1;
+                    self.counts.shared += u64::from(matches!(piece.lease, Lease::ReadOnly(_)));
                     self.begin_io(id, piece, owner, false);
                 }
                 router::Effect::Block { id, piece } => {
+                    self.counts.block += 1;
                     self.to_coordinator.push_back(ToCoordinator::Block { id, piece });
                 }
-                router::Effect::Zeroes { id, range } => self.reads_zeroes(id, range),
+                router::Effect::Zeroes { id, range } => {
+                    self.counts.zeroes += 1;
+                    self.reads_zeroes(id, range);
+                }
                 router::Effect::File { request, gives_up } => {
+                    self.counts.file += 1;
                     self.to_coordinator.push_back(ToCoordinator::Redirected { request, gives_up });
                 }
                 router::Effect::RecallDone(number) => {
+                    self.counts.recalls += 1;
                     self.to_coordinator.push_back(ToCoordinator::RecallDone(number));
                 }
                 router::Effect::Done(id) => self.answer(id),
@@ -306,6 +340,7 @@ impl World {
                     self.to_owner.push_back(router::Event::Recalled { number, range });
                 }
                 coordinator::Effect::Changed(change) => {
+                    self.counts.changes += 1;
                     self.wanted.remove(&change);
                 }
             }

@@ -55,7 +55,7 @@ impl World {
         let Some(Pending { request, began, seen, .. }) = self.pending.remove(&id) else {
             return self.fail(|| format!("request {id} is answered twice"));
         };
-        self.answered += 1;
+        self.counts.answered += 1;
         for block in request.range.0..request.range.1 {
             let history = &mut self.histories[block as usize];
             match (request.kind, seen.get(&block)) {

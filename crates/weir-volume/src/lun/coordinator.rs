@@ -13,11 +13,11 @@ use crate::planted::{Bug, Planted};
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The owner has connected, and goes on with what it holds.
+    /// The owner has connected, and goes on with what it holds. Block I/O that came over its former connection has ended.
     OwnerFound,
     /// Its connection is gone. It may go on with what it holds.
     OwnerLost,
-    /// Its I/O to the LUN has certainly ended, and nobody owns the disk now.
+    /// Its I/O to the LUN has certainly ended, also the block I/O that was done for it, and nobody owns the disk now.
     OwnerOver,
     /// A request of the owner, which has given up its leases for `gives_up`.
     Redirected {
@@ -35,7 +35,8 @@ pub enum Event {
         /// The range.
         range: Range,
     },
-    /// The filesystem has done a job, durably. `layout`: what it has in the job's range now.
+    /// The filesystem has done a job, durably. `layout`: what it has in the job's range now. Blocks that are allocated and not written
+    /// are no part of it.
     Executed {
         /// The job.
         job: u64,
@@ -158,6 +159,7 @@ impl Coordinator {
     /// A file that has an owner or has none, by the registry. The filesystem moves blocks in pieces of `piece` bytes.
     #[must_use]
     pub fn new(has_owner: bool, piece: u64, planted: Planted) -> Coordinator {
+        assert!(piece > 0, "a piece has bytes");
         let owner = if has_owner { Owner::Silent } else { Owner::Nobody };
         let (waiting, active) = (VecDeque::new(), Vec::new());
         Coordinator { owner, connection: 0, waiting, active, recall: None, next: 0, piece, planted }
@@ -178,13 +180,18 @@ impl Coordinator {
             }
             Event::OwnerLost => self.owner_gone(Owner::Silent),
             Event::OwnerOver => self.owner_gone(Owner::Nobody),
+            // Of a connection that is gone.
+            Event::Redirected { .. } | Event::RecallDone(_) if self.owner != Owner::Connected => {}
             Event::Redirected { request, gives_up } => self.redirected(request, gives_up),
             Event::RecallDone(number) => {
                 if let Some(recall) = self.recall.as_mut().filter(|recall| recall.number == number) {
                     recall.done = true;
                 }
             }
-            Event::Wanted { change, range } => self.waiting.push_back(Job::Change { change, range }),
+            Event::Wanted { change, range } => {
+                let range = neighbourhood(range, self.piece);
+                self.waiting.push_back(Job::Change { change, range });
+            }
             Event::Executed { job, layout } => self.executed(job, layout, effects),
         }
         self.start(effects);
@@ -202,16 +209,13 @@ impl Coordinator {
         }
     }
 
-    /// The filesystem moves whole pieces, whatever the owner says that it has given up.
+    /// An owner that gives up less than the filesystem may move gets no answer: better that it waits than that data is lost.
     fn redirected(&mut self, request: Request, gives_up: Range) {
-        let gives_up = match request.kind.changes() {
-            true => {
-                let (start, end) = neighbourhood(request.range, self.piece);
-                (start.min(gives_up.0), end.max(gives_up.1))
-            }
-            false => gives_up,
-        };
-        self.waiting.push_back(Job::Request { request, gives_up });
+        let (start, end) = neighbourhood(request.range, self.piece);
+        let covers = gives_up.0 <= start && end <= gives_up.1 || self.planted.has(Bug::NeighbourMoved);
+        if covers || !request.kind.changes() {
+            self.waiting.push_back(Job::Request { request, gives_up });
+        }
     }
 
     fn executed(&mut self, job: u64, layout: Vec<Piece>, effects: &mut Vec<Effect>) {
@@ -222,26 +226,28 @@ impl Coordinator {
             Job::Request { request, .. }
                 if connection == self.connection && self.owner == Owner::Connected =>
             {
-                effects.push(Effect::Answer { id: request.id, grants: self.grants(&layout) });
+                let own = layout.iter().filter_map(|piece| piece.within(what.range()));
+                let grants = self.grants(own.collect());
+                effects.push(Effect::Answer { id: request.id, grants });
             }
             Job::Request { .. } => {}
         }
     }
 
     /// The part of a layout that the owner may have: nothing that is being changed, or is about to be.
-    fn grants(&self, layout: &[Piece]) -> Vec<Piece> {
+    fn grants(&self, layout: Vec<Piece>) -> Vec<Piece> {
         let active = self.active.iter().map(|active| active.what);
         let others = self.waiting.iter().copied().chain(active).filter(|job| job.changes());
         let beside = self.planted.has(Bug::GrantBesideRecall);
         let barred: Vec<Range> =
             others.filter(|job| !beside || !matches!(job, Job::Change { .. })).map(Job::range).collect();
+        let whole = layout
+            .iter()
+            .fold((u64::MAX, 0), |(start, end), piece| (start.min(piece.start), end.max(piece.end)));
         let mut grants = Leases::default();
-        layout.iter().for_each(|piece| grants.set(*piece));
+        layout.into_iter().for_each(|piece| grants.set(piece));
         barred.into_iter().for_each(|range| grants.clear(range));
-        let (first, last) =
-            (layout.first().map_or(0, |piece| piece.start), layout.last().map_or(0, |piece| piece.end));
-        let kept = grants.of((first, last)).filter(|piece| piece.lease != Lease::Nothing);
-        kept.collect()
+        grants.of(whole).filter(|piece| piece.lease != Lease::Nothing).collect()
     }
 
     /// Starts what can be started, in order.

@@ -61,6 +61,7 @@ pub struct Leases {
 impl Leases {
     /// The pieces of a range, without gaps, in order.
     pub fn of(&self, (start, end): (u64, u64)) -> impl Iterator<Item = Piece> {
+        let end = end.max(start);
         let first = self.pieces.range(..start).next_back();
         let rest = self.pieces.range(start..end);
         let mut known =
@@ -107,6 +108,9 @@ impl Leases {
 
     /// Gives a range up.
     pub fn clear(&mut self, (start, end): (u64, u64)) {
+        if start >= end {
+            return;
+        }
         let first = self.pieces.range(..start).next_back().map(|(_, piece)| *piece);
         let rest = self.pieces.range(start..end).map(|(_, piece)| *piece);
         let touched: Vec<Piece> = first.into_iter().filter(|piece| piece.end > start).chain(rest).collect();
@@ -154,8 +158,16 @@ mod tests {
                     _ => Lease::ReadWrite(rng.u64(0..SIZE)),
                 };
                 let piece = Piece { start, end, lease };
-                leases.set(piece);
+                match rng.bool() {
+                    true => leases.set(piece),
+                    false => {
+                        leases.clear((start, end));
+                        leases.set(piece);
+                    }
+                }
                 slow.set(piece);
+                leases.clear((start, start));
+                leases.clear((end, start));
                 let from = rng.u64(0..SIZE);
                 let to = rng.u64(from..=SIZE);
                 let mut at = from;

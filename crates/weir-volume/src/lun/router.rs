@@ -2,7 +2,7 @@
 //!
 //! A request goes *directly* to the LUN where the owner has leases for all of it; *block-redirected*, through the coordinator to the
 //! same blocks, where this node has no path to the LUN; and *file-redirected* otherwise: the coordinator does it through its
-//! filesystem. Requests that overlap are never on two routes at once (I6): the later one waits. So they also reach the disk in the
+//! filesystem. Requests that overlap, and do not only read, are never on two routes at once (I6): the later one waits. So they reach the disk in the
 //! order in which the guest issued them. Nor are two overlapping changes under way on the LUN.
 //!
 //! A file-redirected change may move blocks, and not only those that it touches: the filesystem copies whole pieces. So it gives up the
@@ -48,11 +48,15 @@ pub struct Request {
 }
 
 /// Something that happened.
+///
+/// Messages of the coordinator arrive in the order in which it sent them, and none of a connection that is gone: an answer that was
+/// overtaken by a recall would bring leases back that the recall has taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A client's request.
     Submitted(Request),
-    /// The LUN has answered a part of a request ([`Effect::Direct`], [`Effect::Block`]). Not `ok`: this node's path is broken.
+    /// The LUN has answered a part of a request ([`Effect::Direct`], [`Effect::Block`]). Not `ok`: this node's path is broken, or the
+    /// coordinator refuses the blocks. The I/O has certainly ended: one that may still land must not be given up (P4).
     Answered {
         /// The request.
         id: u64,
@@ -75,9 +79,10 @@ pub enum Event {
     },
     /// The connection to the coordinator is gone, and with it whatever is on its way there or back.
     CoordinatorLost,
-    /// A coordinator can be asked, and has heard that this node owns the disk.
+    /// A coordinator can be asked, and has heard that this node owns the disk. It has ended all block I/O that came over earlier
+    /// connections, also those to a former coordinator (P4).
     CoordinatorFound,
-    /// This node reaches the LUN, or does not.
+    /// This node reaches the LUN, or does not. After a failure it does not, until this says so.
     Path(bool),
 }
 
@@ -120,19 +125,24 @@ pub enum Effect {
 
 /// The way of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Route {
+pub enum Route {
+    /// This node's I/O on the LUN.
     Direct,
+    /// The coordinator's I/O on the LUN.
     Block,
+    /// Through the coordinator's filesystem.
     File,
 }
 
 /// A request that is being done.
 #[derive(Clone, Copy, Debug)]
-struct UnderWay {
-    request: Request,
-    route: Route,
-    /// What no other route may touch meanwhile.
-    locks: Range,
+pub struct UnderWay {
+    /// The request.
+    pub request: Request,
+    /// Its way.
+    pub route: Route,
+    /// What no change by another route may touch meanwhile.
+    pub locks: Range,
     /// Parts without an answer.
     parts: usize,
     /// A part has failed: the request is done again.
@@ -167,9 +177,10 @@ pub fn neighbourhood((start, end): Range, piece: u64) -> Range {
 }
 
 impl Router {
-    /// A router without leases, path and coordinator. The filesystem moves blocks in pieces of `piece` bytes.
+    /// A router without leases, path and coordinator. The filesystem moves blocks in pieces of `piece` bytes, by which both sides go.
     #[must_use]
     pub fn new(piece: u64, planted: Planted) -> Router {
+        assert!(piece > 0, "a piece has bytes");
         Router {
             leases: Leases::default(),
             under_way: Vec::new(),
@@ -188,6 +199,12 @@ impl Router {
         self.under_way.len() + self.waiting.len()
     }
 
+    /// The requests that are being done, in the order of their start.
+    #[must_use]
+    pub fn under_way(&self) -> &[UnderWay] {
+        &self.under_way
+    }
+
     /// The owner's leases.
     #[must_use]
     pub fn leases(&self) -> &Leases {
@@ -200,12 +217,15 @@ impl Router {
             Event::Submitted(request) => self.waiting.push_back(request),
             Event::Answered { id, ok } => self.answered(id, ok, effects),
             Event::Redirected { id, grants } => self.redirected(id, &grants, effects),
+            // Of a connection that is gone.
+            Event::Recalled { .. } if !self.coordinator => {}
             Event::Recalled { number, range } => {
                 self.leases.clear(range);
                 self.recalls.push((number, range));
             }
             Event::CoordinatorLost => self.lost(),
             Event::CoordinatorFound => {
+                self.lost();
                 self.coordinator = true;
                 self.reissue();
             }
@@ -216,10 +236,16 @@ impl Router {
     }
 
     fn answered(&mut self, id: u64, ok: bool, effects: &mut Vec<Effect>) {
-        let Some(index) = self.under_way.iter().position(|one| one.request.id == id) else { return };
+        let waits = |one: &UnderWay| one.request.id == id && one.parts > 0;
+        let Some(index) = self.under_way.iter().position(waits) else { return };
         let one = &mut self.under_way[index];
         one.parts -= 1;
         one.failed |= !ok;
+        match one.route {
+            Route::Direct if !ok => self.path = false,
+            Route::Block if !ok => self.leases.clear(one.request.range),
+            _ => {}
+        }
         if one.parts == 0 {
             let UnderWay { request, failed, .. } = self.under_way.remove(index);
             match failed {
@@ -235,8 +261,9 @@ impl Router {
     }
 
     fn redirected(&mut self, id: u64, grants: &[Piece], effects: &mut Vec<Effect>) {
-        let Some(index) = self.under_way.iter().position(|one| one.request.id == id) else { return };
-        self.under_way.remove(index);
+        let waits = |one: &UnderWay| one.request.id == id && one.route == Route::File;
+        let Some(index) = self.under_way.iter().position(waits) else { return };
+        let locks = self.under_way.remove(index).locks;
         let given_up: Vec<Range> = self
             .under_way
             .iter()
@@ -245,9 +272,7 @@ impl Router {
             .filter(|_| !self.planted.has(Bug::TakeEveryGrant))
             .chain(self.recalls.iter().map(|(_, range)| *range))
             .collect();
-        for grant in grants {
-            self.leases.set(*grant);
-        }
+        grants.iter().filter_map(|grant| grant.within(locks)).for_each(|grant| self.leases.set(grant));
         // Those changes are behind this answer: it does not know where they move the blocks.
         given_up.into_iter().for_each(|range| self.leases.clear(range));
         effects.push(Effect::Done(id));
@@ -262,8 +287,7 @@ impl Router {
         }
     }
 
-    /// Whatever was redirected to the former coordinator goes to this one, which has seen to it that the former one does no I/O any
-    /// more. Until then it may have been done or not, and nothing that overlaps it may begin, by whatever route (P4).
+    /// Whatever was redirected over the former connection goes over this one ([`Event::CoordinatorFound`]). Until then it may have been done or not, and nothing that overlaps it may begin, by whatever route (P4).
     fn reissue(&mut self) {
         if self.planted.has(Bug::LostReissue) {
             return;
@@ -302,7 +326,7 @@ impl Router {
             if overtakes || !has_way || !free {
                 // Its neighbourhood, because it may be redirected when its time comes.
                 passed.push(neighbourhood(request.range, self.piece));
-                redirected_waits |= route == Route::File;
+                redirected_waits |= route != Route::Direct;
                 self.waiting.push_back(request);
             } else {
                 self.begin(request, route, locks, effects);
@@ -316,8 +340,9 @@ impl Router {
             (Kind::Write, lease) => matches!(lease, Lease::ReadWrite(_)),
             (Kind::Punch, _) => false,
         };
+        let is_hole = |piece: Piece| request.kind == Kind::Read && piece.lease == Lease::Hole;
         match self.leases.of(request.range).all(on_lun) {
-            true if self.path => Route::Direct,
+            true if self.path || self.leases.of(request.range).all(is_hole) => Route::Direct,
             true => Route::Block,
             false => Route::File,
         }
@@ -343,7 +368,7 @@ impl Router {
         let mut parts = 0;
         if route == Route::File {
             let gives_up = if request.kind.changes() { locks } else { (locks.0, locks.0) };
-            if !self.planted.has(Bug::KeepLease) {
+            if request.kind.changes() && !self.planted.has(Bug::KeepLease) {
                 self.leases.clear(gives_up);
             }
             effects.push(Effect::File { request, gives_up });
