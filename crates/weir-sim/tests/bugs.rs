@@ -16,7 +16,7 @@ const RARE: [(Bug, u64); 12] = [
     (Bug::KeepUninherited, 1635),
     (Bug::KeepForeignLog, 8475),
     (Bug::ForgetRewind, 898),
-    (Bug::KeepPinned, 384),
+    (Bug::KeepPinned, 5256),
     (Bug::OpenWhileFenced, 1750),
     (Bug::SkipSeal, 3165),
     (Bug::SkipFreedPart, 1065),
