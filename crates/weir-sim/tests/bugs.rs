@@ -11,7 +11,7 @@ const RARE: [(Bug, u64); 12] = [
     (Bug::IgnoreCopyEpoch, 561),
     (Bug::ForgetBypassed, 8489),
     (Bug::ForgetFormer, 1343),
-    (Bug::DestageInheritedInParts, 1641),
+    (Bug::DestageInheritedInParts, 8358),
     (Bug::DestageBesideBypass, 2547),
     (Bug::KeepUninherited, 1635),
     (Bug::KeepForeignLog, 8475),
