@@ -80,10 +80,10 @@ impl<L: Destage> Accel<L> {
             && let Some(Change { kind, length, .. }) = self.parked.waiting.front()
         {
             let kind = if *kind == RecordKind::Write { RequestKind::Write } else { RequestKind::WriteZeroes };
-            if !self.log_takes(kind, *length) && !self.full_log.no_room() {
+            let takes = self.log_takes(kind, *length);
+            if !takes && !self.full_log.no_room() {
                 return;
             }
-            let takes = self.log_takes(kind, *length);
             let Some(Change { tag, kind, offset, length, data }) = self.parked.pop() else { return };
             self.again = true;
             match kind {

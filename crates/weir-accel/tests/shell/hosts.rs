@@ -165,7 +165,7 @@ fn a_former_owner_reaches_the_copy_neither_on_an_old_connection_nor_on_a_new_one
         former.hello(&mut host, &mut reactor, epoch, epoch);
     }
     assert!(former.has_ended());
-    assert_eq!(former.refusals(), [7], "it is told that it owns the disk no more");
+    assert_eq!(former.refusals(), [7], "the host tells it that another node owns the disk");
     assert_eq!((host.replica().epoch(), host.replica().is_complete()), (5, true), "the copy is as it was");
     for known in [0, 5, 6, 7] {
         assert!(Caller::attach(&mut host, &mut reactor, "b", known).is_none(), "in epoch {known}");

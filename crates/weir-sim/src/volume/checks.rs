@@ -1,7 +1,7 @@
 //! The invariants of `VOLUME.md` §3.
 
 use weir_volume::lun::leases::{Lease, Piece};
-use weir_volume::lun::router::Route;
+use weir_volume::lun::router::{Route, overlap};
 
 use super::{BLOCKS, World};
 
@@ -56,7 +56,7 @@ impl World {
         let direct = self.lun_io.iter().filter(|io| !io.is_block && io.owner == self.owner);
         direct.filter_map(|io| Some((io.piece, self.pending.get(&io.id)?))).find_map(|(piece, one)| {
             let redirected = self.redirected().find(|other| {
-                let overlaps = other.range.0 < piece.end && piece.start < other.range.1;
+                let overlaps = overlap(other.range, (piece.start, piece.end));
                 let changes = other.kind.changes() || one.request.kind.changes();
                 overlaps && changes && other.id != one.request.id
             })?;
@@ -71,7 +71,7 @@ impl World {
         all.iter().enumerate().find_map(|(index, one)| {
             let other = all[index + 1..].iter().find(|other| {
                 let (before, after) = (one.request.kind.changes(), other.request.kind.changes());
-                let overlaps = one.locks.0 < other.locks.1 && other.locks.0 < one.locks.1;
+                let overlaps = overlap(one.locks, other.locks);
                 let two_routes = one.route != other.route && (before || after);
                 overlaps && (two_routes || before && after && one.route != Route::File)
             })?;

@@ -77,7 +77,7 @@ impl Filesystem {
         }
     }
 
-    /// What the file reads as.
+    /// The version that a read of the block returns.
     pub fn read(&self, block: usize) -> u64 {
         self.map[block].map_or(self.zeroes[block], |at| self.lun[at])
     }

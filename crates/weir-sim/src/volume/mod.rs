@@ -430,7 +430,7 @@ impl World {
         }
     }
 
-    /// What it had not committed is lost. Its I/O goes on until it is fenced: [`World::mend`].
+    /// It loses all changes that it had not committed. Its I/O goes on until it is fenced: [`World::mend`].
     fn end_coordinator(&mut self) {
         self.break_connection();
         if self.coordinator.take().is_some() {
@@ -450,7 +450,7 @@ impl World {
         }
     }
 
-    /// What is missing comes back, one thing at a time.
+    /// Starts or connects one missing part.
     fn mend(&mut self) {
         if self.coordinator.is_none() {
             self.fence(|io| io.is_block);

@@ -1,4 +1,4 @@
-//! The client's requests, and what becomes of their data.
+//! The client's requests and their data.
 
 use std::collections::BTreeMap;
 
@@ -12,9 +12,9 @@ use super::{DEPTH, LunIo, World};
 pub struct Pending {
     pub request: Request,
     began: u64,
-    /// What a read has seen so far, by block.
+    /// The versions that a read has returned so far, by block.
     seen: BTreeMap<u64, u64>,
-    /// What it saw through the filesystem, on its way to the owner.
+    /// The versions that the filesystem has returned, on their way to the owner.
     redirected: BTreeMap<u64, u64>,
     /// Its owner has ended: it never gets an answer.
     pub is_lost: bool,

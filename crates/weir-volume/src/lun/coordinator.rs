@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 
 use super::leases::{Lease, Leases, Piece};
-use super::router::{Range, Request, neighbourhood};
+use super::router::{Range, Request, neighbourhood, overlap};
 use crate::planted::{Bug, Planted};
 
 /// Something that happened.
@@ -52,7 +52,7 @@ pub enum Effect {
     Execute {
         /// Unique.
         job: u64,
-        /// What.
+        /// The work.
         what: Job,
     },
     /// To the owner: a redirected request is done.
@@ -73,7 +73,7 @@ pub enum Effect {
     Changed(u64),
 }
 
-/// What the filesystem is to do.
+/// Work for the filesystem.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
     /// A request of the owner; a change may move the blocks of `gives_up`.
@@ -151,10 +151,6 @@ pub struct Coordinator {
     planted: Planted,
 }
 
-fn overlap(one: Range, other: Range) -> bool {
-    one.0 < other.1 && other.0 < one.1
-}
-
 impl Coordinator {
     /// A file that has an owner or has none, by the registry. The filesystem moves blocks in pieces of `piece` bytes.
     #[must_use]
@@ -197,7 +193,7 @@ impl Coordinator {
         self.start(effects);
     }
 
-    /// What the owner sent and has no answer to, it sends again. An unanswered recall is void: its answer would come from before the
+    /// The owner repeats requests that have no answer. An unanswered recall is void: its answer would come from before the
     /// owner's last grants.
     fn owner_gone(&mut self, owner: Owner) {
         self.owner = owner;

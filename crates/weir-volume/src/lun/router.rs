@@ -1,9 +1,9 @@
-//! The owner's side: the route of each request to one disk, and what becomes of it when leases, paths or the coordinator go.
+//! The owner's side: the route of each request to one disk, and its repetition when leases, paths or the coordinator go.
 //!
 //! A request goes *directly* to the LUN where the owner has leases for all of it; *block-redirected*, through the coordinator to the
 //! same blocks, where this node has no path to the LUN; and *file-redirected* otherwise: the coordinator does it through its
-//! filesystem. Requests that overlap, and do not only read, are never on two routes at once (I6): the later one waits. So they reach the disk in the
-//! order in which the guest issued them. Nor are two overlapping changes under way on the LUN.
+//! filesystem. Requests that overlap, and do not only read, are never on two routes at once (I6): the later one waits. So they reach
+//! the disk in the order in which the guest issued them. Nor are two overlapping changes under way on the LUN.
 //!
 //! A file-redirected change may move blocks, and not only those that it touches: the filesystem copies whole pieces. So it gives up the
 //! owner's leases for its *neighbourhood*, and begins when nothing of the owner's is in flight there. Its answer has the leases for
@@ -17,7 +17,7 @@ use crate::planted::{Bug, Planted};
 /// First byte of a range, and the byte behind the last one.
 pub type Range = (u64, u64);
 
-/// What a request does to a file.
+/// The action of a request on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Reads.
@@ -41,7 +41,7 @@ impl Kind {
 pub struct Request {
     /// Unique among those in flight.
     pub id: u64,
-    /// What it does.
+    /// Its action.
     pub kind: Kind,
     /// Its bytes; not empty.
     pub range: Range,
@@ -141,7 +141,7 @@ pub struct UnderWay {
     pub request: Request,
     /// Its way.
     pub route: Route,
-    /// What no change by another route may touch meanwhile.
+    /// The range that no change by another route may touch meanwhile.
     pub locks: Range,
     /// Parts without an answer.
     parts: usize,
@@ -166,7 +166,9 @@ pub struct Router {
     planted: Planted,
 }
 
-fn overlap(one: Range, other: Range) -> bool {
+/// Whether two ranges have a byte in common.
+#[must_use]
+pub fn overlap(one: Range, other: Range) -> bool {
     one.0 < other.1 && other.0 < one.1
 }
 
@@ -287,7 +289,8 @@ impl Router {
         }
     }
 
-    /// Whatever was redirected over the former connection goes over this one ([`Event::CoordinatorFound`]). Until then it may have been done or not, and nothing that overlaps it may begin, by whatever route (P4).
+    /// Whatever was redirected over the former connection goes over this one ([`Event::CoordinatorFound`]). Until then it may have
+    /// been done or not, and nothing that overlaps it may begin, by whatever route (P4).
     fn reissue(&mut self) {
         if self.planted.has(Bug::LostReissue) {
             return;
