@@ -158,7 +158,7 @@ impl Pair {
                 host.attach(&mut self.reactor, "a".into(), 0, theirs.into()).unwrap();
             }
             AccelNotice::WantPeer { .. } => accel.peer_unavailable(String::new()),
-            AccelNotice::WantConfiguration { epoch, replicas, write_back } => {
+            AccelNotice::WantConfiguration { epoch, replicas, write_back, .. } => {
                 assert_eq!(epoch, self.epoch);
                 self.epoch += 1;
                 self.configuration =

@@ -20,6 +20,8 @@ pub enum AccelNotice {
         replicas: Vec<String>,
         /// The new effective mode.
         write_back: bool,
+        /// The policy that the disk strove for when it asked; `None` is write-through. It may have been told another since.
+        wanted_replicas: Option<usize>,
     },
     /// A node has seen this epoch, and it is not ours: ask the registry (P2).
     Fenced(u64),

@@ -213,8 +213,13 @@ impl<L: Destage> Accel<L> {
             Effect::WantPeer { node, connected, exclude } => {
                 self.notices.push(AccelNotice::WantPeer { node, connected, exclude });
             }
-            Effect::Propose { epoch, replicas, write_back } => {
-                self.notices.push(AccelNotice::WantConfiguration { epoch, replicas, write_back });
+            Effect::Propose { epoch, replicas, write_back, wanted_replicas } => {
+                self.notices.push(AccelNotice::WantConfiguration {
+                    epoch,
+                    replicas,
+                    write_back,
+                    wanted_replicas,
+                });
             }
             Effect::DropPeer(node) => self.peers.drop_peer(reactor, &node),
             Effect::FreeTo(to) => self.free_to(to),

@@ -121,6 +121,8 @@ pub enum Effect {
         replicas: Vec<String>,
         /// The new effective mode.
         write_back: bool,
+        /// The requested policy that this serves.
+        wanted_replicas: Option<usize>,
     },
     /// Close the channel to this node.
     DropPeer(String),

@@ -123,7 +123,8 @@ impl Owner {
     fn propose(&mut self, replicas: Vec<String>, write_back: bool, effects: &mut Vec<Effect>) {
         if self.may_propose() {
             self.proposals.add(&replicas, write_back);
-            effects.push(Effect::Propose { epoch: self.configuration.epoch, replicas, write_back });
+            let Configuration { epoch, wanted_replicas, .. } = self.configuration;
+            effects.push(Effect::Propose { epoch, replicas, write_back, wanted_replicas });
         }
     }
 }

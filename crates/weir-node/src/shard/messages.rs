@@ -183,12 +183,25 @@ pub enum LoadLayer {
     Accel,
 }
 
+/// A configuration that an open disk wants.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedConfiguration {
+    /// The epoch that the change starts from.
+    pub epoch: u64,
+    /// The new set.
+    pub replicas: Vec<String>,
+    /// The new effective mode.
+    pub write_back: bool,
+    /// The policy that the disk strove for when it asked; `None` is write-through. It may have been told another since.
+    pub wanted_replicas: Option<usize>,
+}
+
 /// From a shard.
 #[derive(Debug)]
 #[expect(missing_docs, reason = "the sentence above each variant names its fields")]
 pub enum Notice {
-    /// Commit `replicas` and `write_back` if the epoch is still `epoch`; answer with `Configured` or `NotConfigured`.
-    WantConfiguration { disk: String, epoch: u64, replicas: Vec<String>, write_back: bool },
+    /// Commit the configuration if the epoch is still the same; answer with `Configured` or `NotConfigured`.
+    WantConfiguration { disk: String, wanted: WantedConfiguration },
     /// Connect to a node other than `exclude` that goes with those that are `connected` (chosen by medium, room and fault
     /// domain); answer with `PeerConnected` or `PeerUnavailable`. With `node` set: to that node.
     WantPeer { disk: String, node: Option<String>, connected: Vec<String>, exclude: Vec<String> },

@@ -18,7 +18,7 @@ use weir_volume::Backing;
 use super::disk::Disk;
 use super::dispatch::{Dispatch, Target};
 use super::health::{Health, Pulse};
-use super::messages::{Command, DiskStatus, Notice};
+use super::messages::{Command, DiskStatus, Notice, WantedConfiguration};
 use super::opener::Opener;
 use super::{ShardConfig, answer};
 use openings::{Opening, Trial};
@@ -471,8 +471,9 @@ fn translate(disk: &str, notice: AccelNotice) -> Notice {
         AccelNotice::WantPeer { node, connected, exclude } => {
             Notice::WantPeer { disk, node, connected, exclude }
         }
-        AccelNotice::WantConfiguration { epoch, replicas, write_back } => {
-            Notice::WantConfiguration { disk, epoch, replicas, write_back }
+        AccelNotice::WantConfiguration { epoch, replicas, write_back, wanted_replicas } => {
+            let wanted = WantedConfiguration { epoch, replicas, write_back, wanted_replicas };
+            Notice::WantConfiguration { disk, wanted }
         }
         AccelNotice::Fenced(epoch) => Notice::Refused { disk, epoch },
         AccelNotice::Tell(kind, text) => Notice::Event { disk, kind, text },

@@ -453,7 +453,7 @@ impl Cluster {
             AccelNotice::WantPeer { node, connected, exclude } => {
                 self.want_peer(process, serial, node, &connected, &exclude);
             }
-            AccelNotice::WantConfiguration { epoch, replicas, write_back } => {
+            AccelNotice::WantConfiguration { epoch, replicas, write_back, .. } => {
                 self.propose(process, serial, epoch, &replicas, write_back);
             }
             AccelNotice::Fenced(_) => {

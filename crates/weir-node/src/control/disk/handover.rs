@@ -330,13 +330,19 @@ impl DiskTask {
         // Both may have gone since this began, and a closed disk would wait for them (P12).
         self.check_goal(goal)?;
         self.check_registry().await?;
-        if self.known()?.mode != Mode::WriteThrough {
-            let message = format!("disk {} stays where it is: it has just become write-back", self.name);
-            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
-        }
+        self.check_write_through()?;
         // The closing answers what they have sent meanwhile, and disconnects them.
         self.resume_clients().await;
         Ok(())
+    }
+
+    /// A disk in write-back is moved to a node that holds a copy of its log, or is filled with one.
+    fn check_write_through(&mut self) -> Result<(), ApiError> {
+        if self.known()?.mode == Mode::WriteThrough {
+            return Ok(());
+        }
+        let message = format!("disk {} stays where it is: it has just become write-back", self.name);
+        Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"))
     }
 
     /// Waits, while clients are held, until no request is at the backing.
@@ -375,7 +381,7 @@ impl DiskTask {
     }
 
     /// Destages the log of a disk without copies, while its guest goes on, and has it write-through from then on. After `limit`, or
-    /// when it does not move any more, it is as before.
+    /// when it does not move any more, it is as before. So it is when it has got copies meanwhile: a move does not give them up.
     pub(super) async fn empty(
         &mut self,
         record: &DiskRecord,
@@ -384,7 +390,9 @@ impl DiskTask {
     ) -> Result<(), ApiError> {
         self.set_empties(record, true).await;
         let late = format!("cannot be closed: its log is not empty after {limit:?}");
-        let emptied = self.until(limit, late, |record| record.mode == Mode::WriteThrough, goal).await;
+        let is_over = |record: &DiskRecord| record.mode == Mode::WriteThrough || has_copies(record);
+        let emptied = self.until(limit, late, is_over, goal).await;
+        let emptied = emptied.and_then(|()| self.check_write_through());
         if let Err(error) = &emptied {
             self.set_empties(record, false).await;
             // Another target may do better than one that is gone.
@@ -481,6 +489,6 @@ impl DiskTask {
 }
 
 /// Whether a node holds a copy of the log from which a new owner can continue.
-fn has_copies(record: &DiskRecord) -> bool {
+pub(super) fn has_copies(record: &DiskRecord) -> bool {
     record.mode == Mode::WriteBack && !record.replicas.is_empty()
 }

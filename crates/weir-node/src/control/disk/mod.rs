@@ -38,7 +38,7 @@ use super::change::ChangeError;
 use super::decide::{Decision, Local, Situation, decide, is_live};
 use super::node::Node;
 use crate::error::ApiError;
-use crate::shard::messages::{Arrival, Command, Notice, Unopened};
+use crate::shard::messages::{Arrival, Command, Unopened, WantedConfiguration};
 use former::Formers;
 use isolation::OwnerGone;
 pub use messages::{Inbox, Message, Request, Why};
@@ -127,7 +127,7 @@ struct DiskTask {
     /// They are not tried again before this.
     note_at: Option<Nanos>,
     /// A change of the record that the shard wants, and that came while another step was waiting.
-    postponed: Option<Notice>,
+    postponed: Option<WantedConfiguration>,
     /// A replica has refused this owner while another step was waiting.
     newly_refused: bool,
     /// Requests that came while another step was waiting.

@@ -7,18 +7,19 @@ use weir_block::Stream;
 use weir_cluster::node_state::Leaving;
 use weir_cluster::ownership;
 use weir_cluster::placement::{Live, choose_replicas};
-use weir_cluster::records::{DiskRecord, Mode, NodeRef};
+use weir_cluster::records::{DiskRecord, Mode, NodeRef, Policy};
 
+use super::handover::has_copies;
 use super::{DiskTask, Message};
 use crate::control::decide::Local;
 use crate::peer;
-use crate::shard::messages::{Command, Notice};
+use crate::shard::messages::{Command, Notice, WantedConfiguration};
 
 impl DiskTask {
     pub(super) async fn on_notice(&mut self, notice: Notice) {
         match notice {
             // A disk asks for one at a time: an earlier one is of an earlier opening.
-            Notice::WantConfiguration { .. } => self.postponed = Some(notice),
+            Notice::WantConfiguration { wanted, .. } => self.postponed = Some(wanted),
             Notice::WantPeer { node, connected, exclude, .. } => {
                 // Those that have refused, or were lost, are not among them any more.
                 self.filled = connected.iter().cloned().collect();
@@ -44,11 +45,11 @@ impl DiskTask {
         self.holds_clients || self.record().is_none_or(|record| record.owner.as_ref() != Some(&self.me))
     }
 
-    pub(super) async fn want_configuration(&mut self, epoch: u64, replicas: &[String], write_back: bool) {
+    pub(super) async fn want_configuration(&mut self, wanted: &WantedConfiguration) {
         let disk = self.name.clone();
         // Its requests from before the close are void: a task that accepted one would take the disk for open, for ever (P9).
         let answer = match self.local {
-            Local::Open { .. } => self.commit_configuration(epoch, replicas, write_back).await,
+            Local::Open { .. } => self.commit_configuration(wanted).await,
             Local::Closed => Err("the disk is not open here any more".to_owned()),
         };
         match answer {
@@ -65,7 +66,7 @@ impl DiskTask {
             Err(reason) => {
                 self.send(Command::NotConfigured { disk: disk.clone(), reason: reason.clone() }).await;
                 // Otherwise it would propose the same again.
-                for node in self.barred_newcomers(replicas) {
+                for node in self.barred_newcomers(&wanted.replicas) {
                     let (disk, reason) = (disk.clone(), reason.clone());
                     self.send(Command::PeerUnavailable { disk, node, reason }).await;
                 }
@@ -82,12 +83,8 @@ impl DiskTask {
         replicas.iter().filter(|node| barred.contains(*node)).filter(is_new).cloned().collect()
     }
 
-    async fn commit_configuration(
-        &mut self,
-        epoch: u64,
-        replicas: &[String],
-        write_back: bool,
-    ) -> Result<DiskRecord, String> {
+    async fn commit_configuration(&mut self, wanted: &WantedConfiguration) -> Result<DiskRecord, String> {
+        let WantedConfiguration { epoch, ref replicas, write_back, wanted_replicas } = *wanted;
         let known = self.record().map(|record| record.replicas).unwrap_or_default();
         let process = |name: &String| {
             let kept = || known.iter().find(|replica| replica.node == *name);
@@ -97,6 +94,13 @@ impl DiskTask {
         let replicas = replicas.iter().map(process).collect::<Result<Vec<_>, _>>()?;
         let mode = if write_back { Mode::WriteBack } else { Mode::WriteThrough };
         let me = self.me.clone();
+        // A disk without copies was to go to write-through for a move, and has got copies meanwhile: it moves with them.
+        let keeps = |record: &DiskRecord| {
+            !write_back
+                && wanted_replicas.is_none()
+                && record.policy != Policy::WriteThrough
+                && has_copies(record)
+        };
         // A disk asks for write-through only once nothing is dirty any more.
         let node = Arc::clone(&self.node);
         let compute = |record: &DiskRecord| {
@@ -106,6 +110,10 @@ impl DiskTask {
             match newcomers.into_iter().find(|node| barred.contains(*node)) {
                 Some(node) => {
                     let reason = format!("node {node} takes no disks any more");
+                    Err(ownership::Refusal::BadReplicas { reason })
+                }
+                None if keeps(record) => {
+                    let reason = "the disk has copies again, and its policy is write-back".to_owned();
                     Err(ownership::Refusal::BadReplicas { reason })
                 }
                 None => ownership::change_replicas(record, &me, epoch, &replicas, mode, 0),

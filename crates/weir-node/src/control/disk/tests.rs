@@ -34,7 +34,7 @@ use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
 use crate::control::{LogCapacity, Shards, node_states, rights};
 use crate::shard::ShardQueue;
-use crate::shard::messages::DiskStatus;
+use crate::shard::messages::{DiskStatus, Notice};
 
 /// Longer than anything here takes on any machine.
 pub(crate) const SOON: Duration = Duration::from_secs(60);

@@ -11,7 +11,6 @@ use super::{DiskTask, Message, RETRY, sleep_until};
 use crate::control::change::ChangeError;
 use crate::control::decide::Local;
 use crate::error::{ApiError, ApiErrorKind};
-use crate::shard::messages::Notice;
 
 /// Longest wait for the storage of a volume to say where a disk is, or to make a file longer (P10).
 const STORAGE: Duration = Duration::from_secs(10);
@@ -78,8 +77,8 @@ impl DiskTask {
         let postponed = self.postponed.take();
         let refused = std::mem::take(&mut self.newly_refused);
         let any = postponed.is_some() || refused;
-        if let Some(Notice::WantConfiguration { epoch, replicas, write_back, .. }) = postponed {
-            self.want_configuration(epoch, &replicas, write_back).await;
+        if let Some(wanted) = postponed {
+            self.want_configuration(&wanted).await;
         }
         if refused {
             self.settle_right().await;

@@ -4,6 +4,11 @@ use std::sync::atomic::Ordering;
 
 use super::*;
 
+fn write_back_on(replicas: &[&str]) -> WantedConfiguration {
+    let replicas: Vec<String> = replicas.iter().map(|&replica| replica.to_owned()).collect();
+    WantedConfiguration { epoch: 3, wanted_replicas: Some(replicas.len()), replicas, write_back: true }
+}
+
 /// A task of a disk in write-back with the replica `b`, open in epoch 3, and where its right's end is to be seen.
 async fn open(node: &Arc<Node>, change: impl FnOnce(&mut DiskRecord)) -> (DiskTask, Inbox, Arc<AtomicU64>) {
     let record = disk_of_a(node, |record| {
@@ -135,7 +140,7 @@ async fn a_change_that_a_full_registry_answers_is_in_doubt() {
                 assert!(task.doubt.is_some() && !serves(&until), "{error}: b owns it");
             } else {
                 task.connected.insert("c".into(), NodeRef::new("c", 1));
-                task.want_configuration(3, &["c".to_owned()], true).await;
+                task.want_configuration(&write_back_on(&["c"])).await;
                 let members: Vec<_> = node.rights.members().into_iter().collect();
                 assert!(task.doubt.is_some() && members == ["b", "c"], "{error}: {members:?}");
             }
@@ -152,7 +157,7 @@ async fn a_set_that_commits_late_is_the_set() {
     let (mut task, _inbox, until) = open(&node, |_| ()).await;
     task.connected.insert("c".into(), NodeRef::new("c", 1));
     faults.delays.store(true, Ordering::Relaxed);
-    task.want_configuration(3, &["b".to_owned(), "c".to_owned()], true).await;
+    task.want_configuration(&write_back_on(&["b", "c"])).await;
     let members: Vec<_> = node.rights.members().into_iter().collect();
     assert_eq!((members, serves(&until)), (vec!["b".to_owned(), "c".to_owned()], true));
     assert!(told.recv().await.unwrap().contains("NotConfigured"), "it is of another epoch by now");
@@ -212,12 +217,7 @@ async fn a_change_comes_to_its_end_though_a_move_is_given_up_meanwhile() {
     let (node, _told) = node_at(directory.path(), Arc::clone(&faults)).await;
     let (mut task, inbox, _until) = open(&node, |_| ()).await;
     task.connected.insert("c".into(), NodeRef::new("c", 1));
-    let want = Notice::WantConfiguration {
-        disk: "d".into(),
-        epoch: 3,
-        replicas: vec!["b".into(), "c".into()],
-        write_back: true,
-    };
+    let want = Notice::WantConfiguration { disk: "d".into(), wanted: write_back_on(&["b", "c"]) };
     inbox.send(Message::Notice(want)).await.unwrap();
     faults.loses.store(true, Ordering::Relaxed);
     let error =
@@ -259,4 +259,27 @@ async fn of_two_records_the_later_commit_counts() {
     let other = DiskRecord { epoch: 9, ..other };
     task.told(&other, seen - 1);
     assert_eq!(task.record().unwrap().epoch, 3, "the view is ahead");
+}
+
+/// `weir-sim states` 97,836: a move had told a disk without copies to empty its log; when it had got copies, it gave them up.
+#[tokio::test]
+async fn a_disk_that_has_got_copies_keeps_them_when_it_was_to_go_to_write_through_for_a_move() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node_at(directory.path(), Arc::default()).await;
+    let (mut task, _inbox, _until) = open(&node, |_| ()).await;
+    let record = task.record().unwrap();
+    assert!(record.policy != Policy::WriteThrough && !record.replicas.is_empty(), "{record:?}");
+    let wanted = |wanted_replicas| WantedConfiguration {
+        epoch: record.epoch,
+        replicas: Vec::new(),
+        write_back: false,
+        wanted_replicas,
+    };
+    task.want_configuration(&wanted(None)).await;
+    let answer = told.recv().await.unwrap();
+    assert!(answer.starts_with("NotConfigured") && answer.contains("has copies again"), "{answer}");
+    // No peer is left: that is another reason.
+    task.want_configuration(&wanted(Some(1))).await;
+    let answer = told.recv().await.unwrap();
+    assert!(answer.starts_with("Configured"), "{answer}");
 }

@@ -34,8 +34,9 @@ async fn a_shard_is_answered_while_the_registry_hangs() {
     let (_node, mut told, mut task, inbox, _, faults) = open(directory.path()).await;
     faults.hangs.store(true, Ordering::Relaxed);
     let (disk, nobody) = ("d".to_owned(), Some("nobody".to_owned()));
-    let configuration =
-        Notice::WantConfiguration { disk: disk.clone(), epoch: 3, replicas: Vec::new(), write_back: false };
+    let wanted_configuration =
+        WantedConfiguration { epoch: 3, replicas: Vec::new(), write_back: false, wanted_replicas: Some(1) };
+    let configuration = Notice::WantConfiguration { disk: disk.clone(), wanted: wanted_configuration };
     let peer = Notice::WantPeer { disk, node: nobody, connected: Vec::new(), exclude: Vec::new() };
     for notice in [configuration, peer] {
         inbox.send(Message::Notice(notice)).await.unwrap();
