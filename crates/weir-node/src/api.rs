@@ -155,7 +155,7 @@ impl std::fmt::Display for Health {
 pub struct RegistryView {
     /// `connected`, or `away`: the node shows the records that it read last.
     pub state: String,
-    /// Why it is away; empty (null in JSON) otherwise.
+    /// Why it is away, or is not taken for this node's cluster's; empty (null in JSON) otherwise.
     #[serde(default, with = "crate::null_if_empty")]
     pub reason: String,
     /// Time since the node last had an answer from it, in seconds.

@@ -171,6 +171,8 @@ pub struct NodeIdentity {
     admitted: Mutex<Vec<Weak<Admitted>>>,
     /// Where the APIs of the nodes are, by name, as they have announced it.
     apis: Mutex<BTreeMap<String, SocketAddr>>,
+    /// Why the registry is taken for one without this node's cluster.
+    without_cluster: Mutex<Option<String>>,
 }
 
 impl NodeIdentity {
@@ -219,6 +221,7 @@ impl NodeIdentity {
             peer_server,
             admitted: Mutex::default(),
             apis: Mutex::default(),
+            without_cluster: Mutex::default(),
         };
         match identity.check_own(&credentials) {
             Ok(()) | Err(Mistrust::Expired { .. } | Mistrust::NotYet { .. }) => {}
@@ -255,6 +258,17 @@ impl NodeIdentity {
             trust.check(certificate, purpose, now())?;
         }
         Ok(())
+    }
+
+    /// Notes that the registry lacks this node's cluster, and why that is assumed; or that it has it.
+    pub(crate) fn set_without_cluster(&self, reason: Option<String>) {
+        *lock(&self.without_cluster) = reason;
+    }
+
+    /// Why the registry is taken for one without this node's cluster: a wrong one, or one that has lost its content. Nothing new is
+    /// to be made there.
+    pub(crate) fn without_cluster(&self) -> Option<String> {
+        lock(&self.without_cluster).clone()
     }
 
     /// The registry has no cluster, and this node is a member of one: for the operator.

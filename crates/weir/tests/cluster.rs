@@ -59,7 +59,9 @@ fn hosts_join_with_tokens_and_nobody_else_does() {
     // An attempt that crashed a while ago has left its authority, so that this test can make certificates of the past.
     let past = weir_node::unix_seconds() - NODE_LIFETIME;
     let authority = Authority::create(ClusterId::random().unwrap(), past).unwrap();
-    Store::open(&hosts.place.path().join("h1/keys")).unwrap().create_authority(&authority).unwrap();
+    let store = Store::open(&hosts.place.path().join("h1/keys")).unwrap();
+    store.joining_key().unwrap();
+    store.create_authority(&authority).unwrap();
     let made = hosts.place.json("cluster init --config n1.toml --host 127.0.0.1");
     assert_eq!(made["node"], "n1");
     assert_shape(&made, "cluster init");

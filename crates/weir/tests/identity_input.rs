@@ -45,6 +45,18 @@ fn a_member_does_not_set_up_another_cluster() {
     });
     assert!(refused.contains(&words) && !refused.contains("cluster init"), "{refused}");
     assert_eq!(read(), before);
+    // It says so where an operator looks, and founds nothing there.
+    let health = hosts.place.json("status --api h1/api.sock")["health"].clone();
+    assert_eq!(health["level"], "degraded");
+    assert!(health.to_string().contains("the registry has no cluster at all"), "{health}");
+    std::fs::create_dir(hosts.place.path().join("v")).unwrap();
+    let path = hosts.place.path().join("v");
+    let refused =
+        hosts.place.fails(&format!("volume create v --path {} --api h1/api.sock", path.display()), 4);
+    assert!(
+        refused.contains("nothing new is made in this registry") && refused.contains(&words),
+        "{refused}"
+    );
 }
 
 #[test]
@@ -91,7 +103,18 @@ fn nobody_is_invited_whom_no_node_could_admit() {
     };
     let real: Token = token.parse().unwrap();
     let other = Token { pins: vec![Fingerprint([7; 32])], ..real };
-    join(&other.text(), 5, "check the address; if it is right, `weir cluster invite`");
+    join(&other.text(), 4, "has another cluster than the token");
+    assert!(!hosts.place.path().join("h2/keys/node.pem").exists());
+
+    // A registry where no cluster is, and one that does not answer: with that one, the token decides.
+    let text = hosts.place.read("n2.toml").replace("/r.sock", "/other.sock");
+    std::fs::write(hosts.place.path().join("elsewhere.toml"), text).unwrap();
+    let registry = Process::start(&hosts.place, "registry --socket other.sock --file other.db", "other.log");
+    await_some("the other registry answers", || hosts.place.path().join("other.sock").exists().then_some(()));
+    let line = format!("cluster join --config elsewhere.toml --token {token}");
+    let refused = hosts.place.fails(&line, 4);
+    assert!(refused.contains("other.sock, has no cluster; nothing was sent"), "{refused}");
+    drop(registry);
 
     let ca = hosts.place.path().join("h1/keys/ca.pem");
     let whole = std::fs::read(&ca).unwrap();

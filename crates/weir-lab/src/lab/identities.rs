@@ -3,8 +3,15 @@
 
 use std::path::{Path, PathBuf};
 
-use weir_identity::{Authority, ClusterId, Credentials, Key, NODE_LIFETIME, Store, StoreError};
+use weir_cluster::registry::Transaction;
+use weir_identity::{
+    Authorities, Authority, ClusterId, Condition, Credentials, Key, NODE_LIFETIME, RecordId, Store,
+    StoreError,
+};
+use weir_node::cluster::records::{put, unchanged, write};
+use weir_node::config::Config;
 
+use super::start::registry_socket;
 use crate::error::LabError;
 
 /// The directory of the authority, in the lab's, and of a node's identity, in the node's.
@@ -56,6 +63,26 @@ pub fn of(dir: &Path, home: &Path, node: &str) -> Result<PathBuf, LabError> {
         store.create_node(&credentials(&authority, node)?).map_err(failed)?;
     }
     Ok(directory)
+}
+
+/// Writes the lab's authority to the registry that the node with the configuration at `path` uses, as `weir cluster init` does; or to
+/// the lab's `own` one, which the node may reach by a relay only.
+pub(super) fn announce(dir: &Path, path: &Path, own: bool) -> Result<(), LabError> {
+    let mut config = Config::load(path).map_err(failed)?;
+    if own {
+        config.registry.socket = registry_socket(dir);
+    }
+    let authorities = Authorities::new(authority(dir)?.certificate().clone());
+    let change = Transaction {
+        compares: vec![unchanged(Condition { record: RecordId::Authorities, revision: None })],
+        ops: vec![put(RecordId::Authorities, authorities)],
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
+    runtime.block_on(async {
+        let registry = weir_node::registry(&config).map_err(failed)?;
+        // A lab that was up before has it already.
+        write(&*registry, change).await.map(drop).map_err(failed)
+    })
 }
 
 /// The wall clock, in seconds since 1970.

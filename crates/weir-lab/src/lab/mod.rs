@@ -141,6 +141,9 @@ impl Lab {
         let children = registry.into_iter().map(|(child, process)| (process.pid, child)).collect();
         let mut lab = Lab { dir, state, children, network, ends_with_us: true };
         lab.save()?;
+        if config.identities {
+            identities::announce(&lab.dir, &lab.state.nodes[0].config, config.etcd.is_none())?;
+        }
         for index in 0..lab.state.nodes.len() {
             lab.spawn_node(index)?;
         }

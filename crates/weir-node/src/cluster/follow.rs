@@ -40,9 +40,10 @@ pub async fn check(
         weir_task::sleep(AGAIN).await;
     };
     if snapshot.trusted().is_empty() {
-        // Not refused: its content may be restored in a while, and the nodes of a cluster whose authority is kept elsewhere have files
-        // only.
-        tracing::error!("{}; what this node trusted last counts", lost(identity, &snapshot));
+        // Not refused: its content may be restored in a while, and guests need their disks until then.
+        let reason = lost(identity, &snapshot);
+        tracing::error!("{reason}; what this node trusted last counts");
+        identity.set_without_cluster(Some(reason));
         return Ok(());
     }
     identity.set_trust(snapshot.trusted().to_vec(), snapshot.revoked.0.clone(), |_| {})?;
@@ -112,8 +113,10 @@ fn lost(identity: &NodeIdentity, snapshot: &Snapshot) -> String {
 
 /// Trusts whom the records say.
 fn apply(node: &Node, identity: &NodeIdentity, snapshot: &Snapshot) -> Result<(), String> {
-    if snapshot.trusted().is_empty() {
-        return Err(lost(identity, snapshot));
+    let missing = snapshot.trusted().is_empty().then(|| lost(identity, snapshot));
+    identity.set_without_cluster(missing.clone());
+    if let Some(reason) = missing {
+        return Err(reason);
     }
     let apis = snapshot.nodes.iter().filter_map(|one| Some((one.node.to_string(), one.api?)));
     identity.set_apis(apis.collect());

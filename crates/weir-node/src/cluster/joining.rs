@@ -1,13 +1,15 @@
 //! A host that joins: asks the nodes that the token names, and keeps the answer.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustls::ClientConfig;
 use weir_identity::{
-    CaCertificate, Credentials, Endpoint, Host, JoinAnswer, Joiner, Store, StoreError, Token, joining_client,
-    provider,
+    CaCertificate, Credentials, Endpoint, Fingerprint, Host, JoinAnswer, Joiner, Store, StoreError, Token,
+    joining_client, provider,
 };
 
+use super::records::Snapshot;
 use super::setup::own;
 use super::views::Joined;
 use crate::config::Config;
@@ -16,11 +18,45 @@ use crate::https::{self, Answer, NoAnswer};
 use crate::identity::WallClock;
 use crate::timestamps::rfc3339;
 
+/// Longest wait for the registry, which a host needs no sooner than its node starts.
+const REGISTRY: Duration = Duration::from_secs(5);
+
 /// The path of the request.
 pub const JOIN: &str = "/v1/cluster/join";
 
 fn failed(error: impl std::fmt::Display) -> ApiError {
     ApiError::new(ApiErrorKind::Failed, error.to_string())
+}
+
+/// Refuses a token of another cluster than the configured registry's, before any of it is sent: the host would be a node of a cluster
+/// whose registry it does not use. Returns why the two could not be compared, if they could not.
+///
+/// # Errors
+/// The registry has another cluster, or none.
+pub async fn check_registry(config: &Config, token: &Token) -> Result<Option<String>, ApiError> {
+    let place = config.registry.keys();
+    let read = async {
+        let registry = crate::registry(config).map_err(|error| error.to_string())?;
+        Snapshot::read(&*registry).await.map_err(|error| error.to_string())
+    };
+    let snapshot = match weir_task::timeout(REGISTRY, read).await {
+        Ok(Ok(snapshot)) => snapshot,
+        Ok(Err(reason)) => return Ok(Some(reason)),
+        Err(_) => return Ok(Some(format!("no answer within {} s", REGISTRY.as_secs()))),
+    };
+    let trusted: Vec<Fingerprint> = snapshot.trusted().iter().map(CaCertificate::fingerprint).collect();
+    if trusted.iter().any(|one| token.pins.contains(one)) {
+        return Ok(None);
+    }
+    let other = match trusted.first() {
+        Some(one) => format!("has another cluster than the token (authority {one})"),
+        None => "has no cluster".to_owned(),
+    };
+    let message = format!("the configured registry, {place}, {other}; nothing was sent");
+    Err(ApiError::new(ApiErrorKind::Refused, message).hint(
+        "if the token is the right one, set the registry of its cluster (registry.prefix, registry.etcd or registry.socket in the \
+         configuration); if not, `weir cluster invite` on a node of the registry's cluster makes one",
+    ))
 }
 
 /// Joins the cluster that made `token`, at `now`: asks each of `endpoints` in turn, those of the token if there are none.

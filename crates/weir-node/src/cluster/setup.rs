@@ -131,12 +131,25 @@ fn exists(authorities: &Authorities) -> ApiError {
         .hint("`weir cluster invite` on one of its nodes makes a token, with which this host joins")
 }
 
+/// Two clusters must not have one authority: each would trust the other's nodes.
+fn found(store: &Store, authority: &Authority) -> ApiError {
+    let (cluster, directory) = (authority.certificate().cluster(), store.directory().display());
+    let message = format!("{directory}/ca.pem is the authority of another cluster, {cluster}");
+    ApiError::new(ApiErrorKind::Exists, message).hint(
+        "if that cluster is gone, or this is a copy, move the file away, and repeat: each cluster has an authority of its own",
+    )
+}
+
 fn authority(store: &Store, now: u64) -> Result<Authority, ApiError> {
+    let is_ours = store.stored_joining_key()?.is_some();
     match store.authority() {
-        Ok(authority) => return Ok(authority),
+        Ok(authority) if is_ours => return Ok(authority),
+        Ok(authority) => return Err(found(store, &authority)),
         Err(StoreError::Missing { .. }) => {}
         Err(error) => return Err(error.into()),
     }
+    // Before the authority: the key tells one of an interrupted attempt from one that was put there.
+    store.joining_key()?;
     let authority = Authority::create(ClusterId::random().map_err(failed)?, now).map_err(failed)?;
     store.create_authority(&authority)?;
     Ok(authority)

@@ -3,7 +3,7 @@
 //! | level | when |
 //! |---|---|
 //! | at risk | acknowledged data exists in fewer copies than the requested policy names, or in one place that may be lost; a backing file is gone; no copy of a write log is left |
-//! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a node is down; the registry is away; a shard hangs; the clocks of nodes differ |
+//! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a node is down; the registry is away, or lacks this node's cluster; a shard hangs; the clocks of nodes differ |
 //! | ok | none of these |
 
 use weir_cluster::records::Policy;
@@ -36,6 +36,8 @@ pub fn judge(status: &NodeStatus) -> Health {
     if status.registry.state == RegistryView::AWAY {
         let age = status.registry.age_seconds;
         found.push((HealthLevel::Degraded, format!("the registry has been away for {age:.0} s")));
+    } else if !status.registry.reason.is_empty() {
+        found.push((HealthLevel::Degraded, status.registry.reason.clone()));
     }
     for shard in status.shards.iter().filter(|shard| shard.state == ShardView::HANGS) {
         let text = format!("shard {} of node {} hangs {}", shard.shard, status.node, shard.reason);
@@ -260,6 +262,13 @@ mod tests {
         let silent = disk(DiskStatus::SILENT, "write-back+1", "write-back+1", None);
         let silent = DiskView { reason: "owner n1 does not answer".into(), ..silent };
         assert_eq!(line(&status(&UP, vec![silent])), "degraded: disk d: owner n1 does not answer");
+    }
+
+    #[test]
+    fn a_registry_without_this_nodes_cluster_is_named() {
+        let mut status = status(&UP, Vec::new());
+        status.registry.reason = "the registry has no cluster at all".into();
+        assert_eq!(line(&status), "degraded: the registry has no cluster at all");
     }
 
     #[test]

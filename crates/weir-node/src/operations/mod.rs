@@ -150,6 +150,7 @@ impl Operations {
     pub async fn create_disk(&self, wanted: CreateDisk) -> Answer<DiskView> {
         let invalid = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Invalid, error.to_string());
         check_name(&wanted.name).map_err(|error| invalid(&error))?;
+        self.check_cluster()?;
         check_size(wanted.size)?;
         let policy: Policy = parse_policy(&wanted.policy)?;
         let source = Source::File { name: wanted.name.clone() };

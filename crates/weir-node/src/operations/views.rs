@@ -73,12 +73,24 @@ impl Operations {
 
     fn registry(&self, error: Option<RegistryError>) -> RegistryView {
         let (state, reason) = match error {
-            None => (RegistryView::CONNECTED, String::new()),
+            None => (RegistryView::CONNECTED, self.without_cluster().unwrap_or_default()),
             Some(RegistryError::Unavailable { reason }) => (RegistryView::AWAY, reason),
             Some(error) => (RegistryView::AWAY, error.to_string()),
         };
         let age_seconds = if state == RegistryView::AWAY { self.registry_age() } else { 0.0 };
         RegistryView { state: state.to_owned(), reason, age_seconds }
+    }
+
+    /// Why the registry is taken for one without this node's cluster.
+    fn without_cluster(&self) -> Option<String> {
+        self.node.identity.as_ref()?.without_cluster()
+    }
+
+    /// Refuses what would make a new cluster's records in a registry that is not this node's cluster's.
+    pub(super) fn check_cluster(&self) -> Answer<()> {
+        let Some(reason) = self.without_cluster() else { return Ok(()) };
+        let message = format!("nothing new is made in this registry: {reason}");
+        Err(ApiError::new(ApiErrorKind::Refused, message))
     }
 
     /// The nodes of the cluster, by name.

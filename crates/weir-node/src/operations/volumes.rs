@@ -61,6 +61,7 @@ impl Operations {
     pub async fn create_volume(&self, wanted: CreateVolume) -> Answer<VolumeView> {
         let invalid = |message: String| ApiError::new(ApiErrorKind::Invalid, message);
         check_named(&wanted.name)?;
+        self.check_cluster()?;
         if wanted.kind != "dir" {
             return Err(invalid(format!("{:?} is not a kind of volume; use dir", wanted.kind)));
         }

@@ -139,3 +139,23 @@ async fn a_registry_without_its_authority_gets_no_other_one() {
     assert!(refused.contains("restore this key") && !refused.contains("delete"), "{refused}");
     assert!(!place.keys().exists());
 }
+
+#[tokio::test]
+async fn an_authority_that_lies_there_is_not_taken_for_this_clusters() {
+    let place = Place::new();
+    let (own, other) = (place.registry("own"), place.registry("other"));
+    let other_cluster = Authority::create(ClusterId::random().unwrap(), NOW).unwrap();
+    place.store().create_authority(&other_cluster).unwrap();
+    let before = place.files();
+    for _ in 0..2 {
+        let refused = place.init(&own).await.unwrap_err();
+        assert_eq!(refused.kind, ApiErrorKind::Exists);
+        assert!(refused.message.contains("ca.pem is the authority of another cluster"), "{refused:?}");
+        assert_eq!(place.files(), before);
+    }
+    assert!(snapshot(&own).await.is_blank());
+    // One of an interrupted attempt has its key beside it.
+    place.store().joining_key().unwrap();
+    let made = place.init(&other).await.unwrap();
+    assert_eq!(made.cluster, other_cluster.certificate().cluster().to_string());
+}
