@@ -624,7 +624,7 @@ async fn exchange(at: &At, asked: Asked<'_>) -> Result<(StatusCode, Bytes), ApiE
     };
     let unanswered = |no_answer: NoAnswer| match no_answer {
         NoAnswer::Unreachable(reason) => lost(&reason),
-        NoAnswer::Mistrusted(reason) => {
+        NoAnswer::Mistrusted(reason) | NoAnswer::NotYet(reason) => {
             let message = format!("no connection to the node at {}: {reason}", at.place.display());
             ApiError::new(ApiErrorKind::Refused, message)
                 .hint("is it a node of the cluster that made the credentials? Compare the clocks, too")

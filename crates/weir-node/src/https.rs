@@ -13,7 +13,7 @@ use hyper::body::Bytes;
 use hyper::{Method, Request, header};
 use hyper_util::rt::TokioIo;
 use rustls::pki_types::ServerName;
-use rustls::{ClientConfig, ServerConfig};
+use rustls::{CertificateError, ClientConfig, ServerConfig};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -124,6 +124,9 @@ pub enum NoAnswer {
     /// This end does not accept the node's certificate.
     #[error("{0}")]
     Mistrusted(String),
+    /// The node's certificate is not valid yet, by this host's clock.
+    #[error("{0}")]
+    NotYet(String),
     /// It cannot be reached, or the connection ended.
     #[error("{0}")]
     Unreachable(String),
@@ -148,6 +151,11 @@ impl NoAnswer {
                     | Alert::AccessDenied,
                 ),
             ) => NoAnswer::Refused(explain(refused)),
+            Some(
+                early @ rustls::Error::InvalidCertificate(
+                    CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
+                ),
+            ) => NoAnswer::NotYet(explain(early)),
             Some(
                 mistrusted @ (rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented),
             ) => NoAnswer::Mistrusted(explain(mistrusted)),
@@ -275,4 +283,19 @@ pub async fn connect(endpoint: &Endpoint, tls: &Arc<ClientConfig>) -> Result<Tls
     let name = ServerName::try_from("node.weir.invalid").map_err(|error| words(&error))?;
     let stream = TlsConnector::from(Arc::clone(tls)).connect(name, stream).await;
     stream.map_err(|error| NoAnswer::of(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_is_behind_is_told_from_another_cluster() {
+        let of = |why| {
+            let error = rustls::Error::InvalidCertificate(why);
+            NoAnswer::of(&std::io::Error::new(std::io::ErrorKind::InvalidData, error))
+        };
+        assert!(matches!(of(CertificateError::NotValidYet), NoAnswer::NotYet(_)));
+        assert!(matches!(of(CertificateError::UnknownIssuer), NoAnswer::Mistrusted(_)));
+    }
 }

@@ -123,8 +123,14 @@ async fn ask(endpoints: &[Endpoint], tls: &Arc<ClientConfig>, body: &[u8]) -> Re
             Ok(Answer::Refused(error)) => return Err(error),
             Err(reason) => {
                 silent.push(format!("{endpoint}: {reason}"));
-                if let NoAnswer::Mistrusted(_) = reason {
-                    hints.push("check the address; if it is right, `weir cluster invite` on a node there makes a new token".into());
+                match reason {
+                    NoAnswer::Mistrusted(_) => hints.push(
+                        "check the address; if it is right, `weir cluster invite` on a node there makes a new token".into(),
+                    ),
+                    NoAnswer::NotYet(_) => {
+                        hints.push("set this host's clock, and repeat; the token is still good".into());
+                    }
+                    NoAnswer::Refused(_) | NoAnswer::Unreachable(_) => {}
                 }
             }
         }
