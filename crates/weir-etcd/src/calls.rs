@@ -259,10 +259,7 @@ impl Core {
     }
 
     async fn identify(&self, deadline: Instant) -> Result<Marker, Refusal> {
-        // At the same time: etcd may be far away.
-        let (is_outer, found) = tokio::join!(self.refuse_outer(deadline), self.find(deadline));
-        is_outer?;
-        let mut found = found?;
+        let mut found = self.find_own(deadline).await?;
         loop {
             if let Some(marker) = found {
                 return Ok(marker);
@@ -282,6 +279,19 @@ impl Core {
             // Another process was faster.
             found = self.find(deadline).await?;
         }
+    }
+
+    /// Whether the registry is there. Sets none up.
+    pub async fn is_set_up(&self, deadline: Instant) -> Result<bool, Refusal> {
+        Ok(self.find_own(deadline).await?.is_some())
+    }
+
+    /// As [`Core::find`], and refuses a prefix inside another registry.
+    async fn find_own(&self, deadline: Instant) -> Result<Option<Marker>, Refusal> {
+        // At the same time: etcd may be far away.
+        let (is_outer, found) = tokio::join!(self.refuse_outer(deadline), self.find(deadline));
+        is_outer?;
+        found
     }
 
     /// Refuses a prefix inside another registry.

@@ -191,6 +191,10 @@ async fn prefixes_with_other_keys() {
     ] {
         refused(cluster.config(name), words).await;
     }
+    // To ask whether a registry is there sets none up.
+    assert!(!cluster.registry("empty").is_set_up().await.unwrap());
+    assert!(cluster.registry("weir/a").is_set_up().await.unwrap());
+    assert!(cluster.registry("weir/a/more").is_set_up().await.is_err());
     assert_eq!(content(&mut admin).await, before, "nothing was overwritten");
     // Neighbours are no problem, and each sees its own keys.
     cluster.registry("weir/b").transact(Transaction::new().put("k", "2")).await.unwrap();

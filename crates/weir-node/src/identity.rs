@@ -276,7 +276,7 @@ impl NodeIdentity {
         let (name, directory) = (&self.name, self.store.directory().display());
         let cluster = lock(&self.certificate).0.facts().identity.cluster();
         format!(
-            "node {name} is a member of cluster {cluster} ({directory}), and the registry has no cluster at all; check registry.prefix, \
+            "node {name} is a member of cluster {cluster} ({directory}), and the registry has no cluster with identities; check registry.prefix, \
              registry.etcd or registry.socket in the configuration, or restore the registry from a backup"
         )
     }

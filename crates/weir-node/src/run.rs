@@ -338,6 +338,17 @@ pub fn registry(config: &Config) -> Result<Arc<dyn Registry>, NodeError> {
     }
 }
 
+/// The configured registry, if it has been set up. A question to an etcd without one would set it up.
+///
+/// # Errors
+/// As [`registry`]; etcd does not answer, or refuses.
+pub(crate) async fn existing_registry(config: &Config) -> Result<Option<Arc<dyn Registry>>, NodeError> {
+    let Ok(Some(etcd)) = config.registry.etcd(&config.lease) else { return registry(config).map(Some) };
+    let etcd = Etcd::new(etcd)?;
+    let is_set_up = etcd.is_set_up().await?;
+    Ok(is_set_up.then(|| Arc::new(etcd) as Arc<dyn Registry>))
+}
+
 /// The listener of the API over TLS, and its address.
 async fn bind_tls(address: SocketAddr) -> Result<(SocketAddr, TcpListener), NodeError> {
     let what = "listening for the API";

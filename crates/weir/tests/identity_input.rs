@@ -35,7 +35,7 @@ fn a_member_does_not_set_up_another_cluster() {
     let words = format!("node n1 is a member of cluster {cluster}");
     await_some("the node says that this is not its cluster", || {
         let said = hosts.place.read("other-node.log");
-        (said.contains(&words) && said.contains("the registry has no cluster at all")).then_some(())
+        (said.contains(&words) && said.contains("the registry has no cluster with identities")).then_some(())
     });
     // `init` is no remedy.
     let refused = await_some("the node answers", || {
@@ -48,7 +48,7 @@ fn a_member_does_not_set_up_another_cluster() {
     // It says so where an operator looks, and founds nothing there.
     let health = hosts.place.json("status --api h1/api.sock")["health"].clone();
     assert_eq!(health["level"], "degraded");
-    assert!(health.to_string().contains("the registry has no cluster at all"), "{health}");
+    assert!(health.to_string().contains("the registry has no cluster with identities"), "{health}");
     std::fs::create_dir(hosts.place.path().join("v")).unwrap();
     let path = hosts.place.path().join("v");
     let refused =
@@ -103,7 +103,7 @@ fn nobody_is_invited_whom_no_node_could_admit() {
     };
     let real: Token = token.parse().unwrap();
     let other = Token { pins: vec![Fingerprint([7; 32])], ..real };
-    join(&other.text(), 4, "has another cluster than the token");
+    join(&other.text(), 4, "has an authority that the token does not name");
     assert!(!hosts.place.path().join("h2/keys/node.pem").exists());
 
     // A registry where no cluster is, and one that does not answer: with that one, the token decides.
@@ -113,7 +113,7 @@ fn nobody_is_invited_whom_no_node_could_admit() {
     await_some("the other registry answers", || hosts.place.path().join("other.sock").exists().then_some(()));
     let line = format!("cluster join --config elsewhere.toml --token {token}");
     let refused = hosts.place.fails(&line, 4);
-    assert!(refused.contains("other.sock, has no cluster; nothing was sent"), "{refused}");
+    assert!(refused.contains("other.sock, has no cluster with identities"), "{refused}");
     drop(registry);
 
     let ca = hosts.place.path().join("h1/keys/ca.pem");

@@ -113,9 +113,9 @@ fn lost(identity: &NodeIdentity, snapshot: &Snapshot) -> String {
 
 /// Trusts whom the records say.
 fn apply(node: &Node, identity: &NodeIdentity, snapshot: &Snapshot) -> Result<(), String> {
-    let missing = snapshot.trusted().is_empty().then(|| lost(identity, snapshot));
-    identity.set_without_cluster(missing.clone());
-    if let Some(reason) = missing {
+    if snapshot.trusted().is_empty() {
+        let reason = lost(identity, snapshot);
+        identity.set_without_cluster(Some(reason.clone()));
         return Err(reason);
     }
     let apis = snapshot.nodes.iter().filter_map(|one| Some((one.node.to_string(), one.api?)));
@@ -139,6 +139,9 @@ fn apply(node: &Node, identity: &NodeIdentity, snapshot: &Snapshot) -> Result<()
         );
         node.journal.tell("former-authority-ended", &node.config.name, text);
     }
+    let set = set.map_err(|error| error.of_registry(&node.config.registry.keys(), identity));
+    let other = |error: &&IdentityError| matches!(error, IdentityError::OtherRegistry { .. });
+    identity.set_without_cluster(set.as_ref().err().filter(other).map(ToString::to_string));
     set.map_err(|error| error.to_string())?;
     identity.own_certificate().map(drop).map_err(|why| format!("other nodes refuse this one, stop it: {why}"))
 }

@@ -16,6 +16,7 @@ use crate::config::Config;
 use crate::error::{ApiError, ApiErrorKind};
 use crate::https::{self, Answer, NoAnswer};
 use crate::identity::WallClock;
+use crate::run::existing_registry;
 use crate::timestamps::rfc3339;
 
 /// Longest wait for the registry, which a host needs no sooner than its node starts.
@@ -30,14 +31,13 @@ fn failed(error: impl std::fmt::Display) -> ApiError {
 
 /// Refuses a token of another cluster than the configured registry's, before any of it is sent: the host would be a node of a cluster
 /// whose registry it does not use. Returns why the two could not be compared, if they could not.
-///
-/// # Errors
-/// The registry has another cluster, or none.
-pub async fn check_registry(config: &Config, token: &Token) -> Result<Option<String>, ApiError> {
+async fn check_registry(config: &Config, token: &Token) -> Result<Option<String>, ApiError> {
     let place = config.registry.keys();
     let read = async {
-        let registry = crate::registry(config).map_err(|error| error.to_string())?;
-        Snapshot::read(&*registry).await.map_err(|error| error.to_string())
+        let words = |error: &dyn std::fmt::Display| error.to_string();
+        let registry = existing_registry(config).await.map_err(|error| words(&error))?;
+        let Some(registry) = registry else { return Ok(Snapshot::default()) };
+        Snapshot::read(&*registry).await.map_err(|error| words(&error))
     };
     let snapshot = match weir_task::timeout(REGISTRY, read).await {
         Ok(Ok(snapshot)) => snapshot,
@@ -49,18 +49,20 @@ pub async fn check_registry(config: &Config, token: &Token) -> Result<Option<Str
         return Ok(None);
     }
     let other = match trusted.first() {
-        Some(one) => format!("has another cluster than the token (authority {one})"),
-        None => "has no cluster".to_owned(),
+        Some(one) => format!(
+            "has an authority that the token does not name ({one}): another cluster, or a new authority"
+        ),
+        None => "has no cluster with identities".to_owned(),
     };
-    let message = format!("the configured registry, {place}, {other}; nothing was sent");
+    let message = format!("the configured registry, {place}, {other}; the cluster was asked nothing");
     Err(ApiError::new(ApiErrorKind::Refused, message).hint(
-        "if the token is the right one, set the registry of its cluster (registry.prefix, registry.etcd or registry.socket in the \
-         configuration); if not, `weir cluster invite` on a node of the registry's cluster makes one",
+        "`weir cluster invite` on a node of this registry's cluster makes a token for it; if the token is for the right cluster, set \
+         that cluster's registry (registry.prefix, registry.etcd or registry.socket in the configuration)",
     ))
 }
 
 /// Joins the cluster that made `token`, at `now`: asks each of `endpoints` in turn, those of the token if there are none.
-/// Repeated after a lost answer, it asks again with the same key.
+/// Repeated after a lost answer, it asks again with the same key. `warn` gets what an operator should know and does not prevent it.
 ///
 /// # Errors
 /// The cluster refuses, in its words; no node answers; the directory of keys cannot be used.
@@ -70,6 +72,7 @@ pub async fn join(
     endpoints: &[Endpoint],
     hosts: &[Host],
     now: impl Fn() -> u64,
+    warn: impl Fn(&str),
 ) -> Result<Joined, ApiError> {
     let (store, name) = own(config)?;
     let key = store.joining_key().map_err(|error| match error {
@@ -82,6 +85,10 @@ pub async fn join(
         }
         error => error.into(),
     })?;
+    if let Some(reason) = check_registry(config, token).await? {
+        let place = config.registry.place();
+        warn(&format!("whether the registry at {place} is the token's cluster's was not checked: {reason}"));
+    }
     let joiner = Joiner::new(key, name.clone(), hosts).map_err(failed)?;
     let tls = joining_client(&token.pins, Arc::new(WallClock), provider()).map_err(failed)?;
     let endpoints = if endpoints.is_empty() { &token.endpoints } else { endpoints };

@@ -120,15 +120,7 @@ fn init(own: &OwnArgs) -> Result<Made, Failure> {
 fn join(own: &OwnArgs, token: &Token, endpoint: Option<Endpoint>) -> Result<Joined, Failure> {
     let config = Config::load(&own.config)?;
     let endpoints: Vec<Endpoint> = endpoint.into_iter().collect();
-    runtime()?.block_on(async {
-        if let Some(reason) = joining::check_registry(&config, token).await? {
-            let place = config.registry.place();
-            note(&format!(
-                "whether the registry at {place} is the token's cluster's was not checked: {reason}"
-            ));
-        }
-        Ok(joining::join(&config, token, &endpoints, &own.hosts, now).await?)
-    })
+    Ok(runtime()?.block_on(joining::join(&config, token, &endpoints, &own.hosts, now, note))?)
 }
 
 fn read_token(token: Option<String>, file: Option<&Path>) -> Result<Token, Failure> {

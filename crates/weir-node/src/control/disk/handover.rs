@@ -323,7 +323,7 @@ impl DiskTask {
     async fn settle_to_close(&mut self, record: &DiskRecord, goal: Goal<'_>) -> Result<(), ApiError> {
         // In write-through there is nothing in the log, and members that are being filled go on being filled.
         if record.mode != Mode::WriteThrough {
-            self.empty(record, EMPTIED, goal).await?;
+            self.empty(EMPTIED, goal).await?;
         }
         self.hold_clients().await?;
         self.await_backing().await?;
@@ -341,7 +341,8 @@ impl DiskTask {
         if self.known()?.mode == Mode::WriteThrough {
             return Ok(());
         }
-        let message = format!("disk {} stays where it is: it has just become write-back", self.name);
+        let message =
+            format!("disk {} stays where it is: it has just got copies, or become write-back", self.name);
         Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"))
     }
 
@@ -382,12 +383,12 @@ impl DiskTask {
 
     /// Destages the log of a disk without copies, while its guest goes on, and has it write-through from then on. After `limit`, or
     /// when it does not move any more, it is as before. So it is when it has got copies meanwhile: a move does not give them up.
-    pub(super) async fn empty(
-        &mut self,
-        record: &DiskRecord,
-        limit: Duration,
-        goal: Goal<'_>,
-    ) -> Result<(), ApiError> {
+    pub(super) async fn empty(&mut self, limit: Duration, goal: Goal<'_>) -> Result<(), ApiError> {
+        // They may have come while the target was asked.
+        let record = &self.known()?;
+        if has_copies(record) {
+            return self.check_write_through();
+        }
         self.set_empties(record, true).await;
         let late = format!("cannot be closed: its log is not empty after {limit:?}");
         let is_over = |record: &DiskRecord| record.mode == Mode::WriteThrough || has_copies(record);

@@ -107,17 +107,15 @@ impl DiskTask {
             let barred = node.barred();
             let is_member = |node: &str| record.replicas.iter().any(|replica| replica.node == node);
             let newcomers = replicas.iter().map(|replica| &*replica.node).filter(|node| !is_member(node));
-            match newcomers.into_iter().find(|node| barred.contains(*node)) {
-                Some(node) => {
-                    let reason = format!("node {node} takes no disks any more");
-                    Err(ownership::Refusal::BadReplicas { reason })
-                }
-                None if keeps(record) => {
-                    let reason = "the disk has copies again, and its policy is write-back".to_owned();
-                    Err(ownership::Refusal::BadReplicas { reason })
-                }
-                None => ownership::change_replicas(record, &me, epoch, &replicas, mode, 0),
-            }
+            // First: a disk of another node's is refused for that reason, which ends the right to serve it (P2).
+            let changed = ownership::change_replicas(record, &me, epoch, &replicas, mode, 0)?;
+            let barred = newcomers.into_iter().find(|node| barred.contains(*node));
+            let reason = match barred {
+                Some(node) => format!("node {node} takes no disks any more"),
+                None if keeps(record) => "the disk has copies again, and its policy is write-back".to_owned(),
+                None => return Ok(changed),
+            };
+            Err(ownership::Refusal::BadReplicas { reason })
         };
         self.change(compute).await.map_err(|error| error.to_string())
     }

@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use weir_cluster::registry::Transaction;
+
 use super::*;
 
 fn write_back_on(replicas: &[&str]) -> WantedConfiguration {
@@ -282,4 +284,21 @@ async fn a_disk_that_has_got_copies_keeps_them_when_it_was_to_go_to_write_throug
     task.want_configuration(&wanted(Some(1))).await;
     let answer = told.recv().await.unwrap();
     assert!(answer.starts_with("Configured"), "{answer}");
+}
+
+/// P2: a disk that another process owns by now is no disk with copies again: the right to serve it ends.
+#[tokio::test]
+async fn a_late_wish_for_write_through_ends_the_right_where_the_disk_is_anothers() {
+    let directory = tempfile::tempdir().unwrap();
+    let node = quiet_node(directory.path()).await;
+    let (mut task, _inbox, until) = open(&node, |_| ()).await;
+    let mut record = task.record().unwrap();
+    (record.epoch, record.owner, record.replicas) =
+        (4, Some(NodeRef::new("b", 1)), vec![NodeRef::new("c", 1)]);
+    let put = Transaction::new().put(keys::disk("d"), record.encode());
+    node.registry.transact(put).await.unwrap();
+    let wanted =
+        WantedConfiguration { epoch: 3, replicas: Vec::new(), write_back: false, wanted_replicas: None };
+    task.want_configuration(&wanted).await;
+    assert!(!serves(&until));
 }

@@ -204,7 +204,7 @@ async fn a_disk_without_replicas_is_emptied_before_it_is_closed() {
     let _b = neighbour(&node, "b").await;
     let b = NodeRef::new("b", 1);
     let goal = handover::Goal { to: &b, why: Why::Requested };
-    let error = task.empty(&record, Duration::from_millis(300), goal).await.unwrap_err();
+    let error = task.empty(Duration::from_millis(300), goal).await.unwrap_err();
     assert!(error.message.contains("its log is not empty"), "{error}");
     let mut wanted = Vec::new();
     while wanted.len() < 2 {
