@@ -40,6 +40,7 @@ pub mod peer;
 pub mod places;
 pub mod plane;
 pub mod refusal;
+mod registry;
 mod run;
 pub mod shard;
 mod state_lock;
@@ -50,7 +51,8 @@ pub mod units;
 
 pub use cluster::unix_seconds;
 pub use error::{ApiError, ApiErrorKind};
-pub use run::{NodeError, Setup, registry, run, run_with};
+pub use registry::{RegistryUnusable, registry};
+pub use run::{NodeError, Setup, run, run_with};
 pub use shard::stack;
 pub use state_lock::LockError;
 pub use stop::{Left, What, left_behind};

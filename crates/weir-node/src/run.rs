@@ -19,9 +19,8 @@ use weir_block::{Engine, Nanos};
 use weir_cluster::events::Events;
 use weir_cluster::membership::SessionError;
 use weir_cluster::records::NodeRecord;
-use weir_cluster::registry::{Registry, RegistryError};
-use weir_cluster::{Client, ClientConfig};
-use weir_etcd::{ConfigError as SettingError, Etcd};
+use weir_cluster::registry::RegistryError;
+use weir_etcd::ConfigError as SettingError;
 use weir_export::nbd::ListenError;
 use weir_identity::Mistrust;
 
@@ -43,6 +42,7 @@ use crate::network::{Tcp, keep_checking};
 use crate::operations::Operations;
 use crate::patience::{Told, is_taken, patiently};
 use crate::plane::{self, Parts, Plane};
+use crate::registry::{RegistryUnusable, registry};
 use crate::shard::opener::Threads;
 use crate::shard::stack::{Plain, Wrap};
 use crate::shard::{Shard, ShardConfig};
@@ -115,6 +115,15 @@ pub enum NodeError {
         .0.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
     )]
     LeftBehind(Vec<Left>),
+}
+
+impl From<RegistryUnusable> for NodeError {
+    fn from(error: RegistryUnusable) -> NodeError {
+        match error {
+            RegistryUnusable::Setting(error) => NodeError::Setting(error),
+            RegistryUnusable::Refused(error) => NodeError::Registry(error),
+        }
+    }
 }
 
 fn system(what: impl Into<String>) -> impl FnOnce(io::Error) -> NodeError {
@@ -324,29 +333,6 @@ pub async fn run_with(
 /// A revocation is an error: what restarts the process must not do so in vain.
 fn ended(revoked: Option<Mistrust>) -> Result<(), NodeError> {
     revoked.map_or(Ok(()), |why| Err(NodeError::Revoked(why)))
-}
-
-/// The client of the configured registry, which need not answer yet.
-///
-/// # Errors
-/// The configuration of the registry cannot work.
-pub fn registry(config: &Config) -> Result<Arc<dyn Registry>, NodeError> {
-    match config.registry.etcd(&config.lease) {
-        Ok(Some(etcd)) => Ok(Arc::new(Etcd::new(etcd)?)),
-        Ok(None) => Ok(Arc::new(Client::new(&config.registry.socket, ClientConfig::default())?)),
-        Err((key, value, reason)) => Err(SettingError::Value { key, value, reason }.into()),
-    }
-}
-
-/// The configured registry, if it has been set up. A question to an etcd without one would set it up.
-///
-/// # Errors
-/// As [`registry`]; etcd does not answer, or refuses.
-pub(crate) async fn existing_registry(config: &Config) -> Result<Option<Arc<dyn Registry>>, NodeError> {
-    let Ok(Some(etcd)) = config.registry.etcd(&config.lease) else { return registry(config).map(Some) };
-    let etcd = Etcd::new(etcd)?;
-    let is_set_up = etcd.is_set_up().await?;
-    Ok(is_set_up.then(|| Arc::new(etcd) as Arc<dyn Registry>))
 }
 
 /// The listener of the API over TLS, and its address.

@@ -11,7 +11,7 @@ use weir_nbd::client::NbdError;
 use weir_node::api::{ApiError, ApiErrorKind};
 use weir_node::config::ConfigError;
 use weir_node::identity::IdentityError;
-use weir_node::{NodeError, SettingError};
+use weir_node::{NodeError, RegistryUnusable, SettingError};
 
 /// Name and version of the JSON that [`Failure::to_json`] writes.
 const SCHEMA: &str = "weir.error/1";
@@ -162,6 +162,12 @@ impl From<ApiError> for Failure {
             ApiErrorKind::Unavailable => FailureKind::Unavailable,
         };
         Failure::new(kind, error.message).hint(error.hint)
+    }
+}
+
+impl From<RegistryUnusable> for Failure {
+    fn from(error: RegistryUnusable) -> Failure {
+        NodeError::from(error).into()
     }
 }
 

@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::error::{ApiError, ApiErrorKind};
 use crate::https::{self, Answer, NoAnswer};
 use crate::identity::WallClock;
-use crate::run::existing_registry;
+use crate::registry::existing_registry;
 use crate::timestamps::rfc3339;
 
 /// Longest wait for the registry, which a host needs no sooner than its node starts.
