@@ -7,6 +7,7 @@
 //! | `node.pem` | the node's key and certificate, the authority's certificate | 0600 |
 //! | `node-former.pem` | the node's former key and certificate, during a rotation | 0600 |
 //! | `join.pem` | the key of a host that has asked to join, or sets up a cluster, and is no node yet | 0600 |
+//! | `init.txt` | the registry in which this host is setting up a cluster, until it has done so | 0600 |
 //! | `trust.pem` | certificates of all trusted authorities | 0644 |
 //! | `revoked.json` | what the cluster has revoked, as this node has heard last | 0644 |
 //! | `.lock` | nothing; whoever writes locks it | 0600 |
@@ -39,6 +40,7 @@ const NEXT: &str = "ca-next.pem";
 const NODE: &str = "node.pem";
 const FORMER: &str = "node-former.pem";
 const JOIN: &str = "join.pem";
+const INIT: &str = "init.txt";
 const TRUST: &str = "trust.pem";
 const REVOKED: &str = "revoked.json";
 /// Only this user can open it, and so hold its lock. The directory itself may be open to others, who could lock that for ever.
@@ -271,6 +273,35 @@ impl Store {
             Err(StoreError::Missing { .. }) => Ok(None),
             Err(error) => Err(error),
         }
+    }
+
+    /// Notes that a cluster is being set up in a registry, before its authority is stored: an authority that lies there without this
+    /// note is another cluster's.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn note_setup(&self, registry: &str) -> Result<(), StoreError> {
+        self.write(INIT, SECRET, registry.as_bytes(), true)
+    }
+
+    /// The registry of [`Store::note_setup`], if a setup was begun and has not come to its end.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn noted_setup(&self) -> Result<Option<String>, StoreError> {
+        match self.read(INIT, "") {
+            Ok(text) => Ok(Some(String::from_utf8_lossy(&text).into_owned())),
+            Err(StoreError::Missing { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Forgets the note of [`Store::note_setup`], once the node's credentials are stored.
+    ///
+    /// # Errors
+    /// [`StoreError`].
+    pub fn forget_setup(&self) -> Result<(), StoreError> {
+        self.remove(INIT)
     }
 
     /// Forgets the key of [`Store::joining_key`], once the node's credentials are stored.

@@ -89,6 +89,15 @@ pub enum IdentityError {
         /// The reason.
         source: BadTrust,
     },
+    /// The registry's cluster has identities, and this node has none: the others could not tell it from a stranger.
+    #[error(
+        "the cluster of the registry at {registry} has identities, and this node has none: `weir cluster invite` on a node of it, then \
+         `weir cluster join` on this host, with identity.directory in its configuration"
+    )]
+    Lacking {
+        /// Where it is.
+        registry: String,
+    },
     /// The key cannot be used.
     #[error(transparent)]
     Credentials(#[from] BadCredentials),

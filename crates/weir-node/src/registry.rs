@@ -37,9 +37,20 @@ pub fn registry(config: &Config) -> Result<Arc<dyn Registry>, RegistryUnusable> 
 pub(crate) async fn existing_registry(
     config: &Config,
 ) -> Result<Option<Arc<dyn Registry>>, RegistryUnusable> {
-    let Some(etcd) = etcd(config)? else { return registry(config).map(Some) };
-    let is_set_up = etcd.is_set_up().await?;
-    Ok(is_set_up.then(|| Arc::new(etcd) as Arc<dyn Registry>))
+    match is_set_up(config).await? {
+        true => registry(config).map(Some),
+        false => Ok(None),
+    }
+}
+
+/// Whether the configured registry has been set up.
+///
+/// # Errors
+/// As [`existing_registry`].
+pub(crate) async fn is_set_up(config: &Config) -> Result<bool, RegistryUnusable> {
+    // The embedded one is there when it answers.
+    let Some(etcd) = etcd(config)? else { return Ok(true) };
+    Ok(etcd.is_set_up().await?)
 }
 
 fn etcd(config: &Config) -> Result<Option<Etcd>, ConfigError> {

@@ -252,13 +252,9 @@ pub async fn run_with(
     let place = config.registry.place();
     drop(stage.send_replace(http::not_joined(&format!("the registry at {place} has not answered yet"))));
     tracing::info!(registry = place, "joining the cluster");
-    if let Some(identity) = &identity {
-        tokio::select! {
-            checked = follow::check(&*registry, identity, &waits) => {
-                checked.map_err(|error| error.of_registry(&config.registry.keys(), identity))?;
-            }
-            () = &mut shutdown => return Ok(()),
-        }
+    tokio::select! {
+        checked = follow::check(&config, &*registry, identity.as_deref(), &waits) => checked?,
+        () = &mut shutdown => return Ok(()),
     }
     let session = tokio::select! {
         session = plane::join(&registry, record, &config, &waits) => session?,

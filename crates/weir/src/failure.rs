@@ -181,7 +181,8 @@ impl From<NodeError> for Failure {
                 IdentityError::OtherName { .. }
                 | IdentityError::Mistrusted { .. }
                 | IdentityError::OtherAuthority { .. }
-                | IdentityError::OtherRegistry { .. },
+                | IdentityError::OtherRegistry { .. }
+                | IdentityError::Lacking { .. },
             ) => Failure::refused(error),
             NodeError::Setting(SettingError::File { kind: Some(kind), .. }) => {
                 Failure::of_system(&kind.into(), &error)

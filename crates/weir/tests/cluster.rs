@@ -60,7 +60,7 @@ fn hosts_join_with_tokens_and_nobody_else_does() {
     let past = weir_node::unix_seconds() - NODE_LIFETIME;
     let authority = Authority::create(ClusterId::random().unwrap(), past).unwrap();
     let store = Store::open(&hosts.place.path().join("h1/keys")).unwrap();
-    store.joining_key().unwrap();
+    store.note_setup(hosts.place.path().join("r.sock").to_str().unwrap()).unwrap();
     store.create_authority(&authority).unwrap();
     let made = hosts.place.json("cluster init --config n1.toml --host 127.0.0.1");
     assert_eq!(made["node"], "n1");

@@ -7,6 +7,7 @@ mod hosts;
 
 use common::await_some;
 use hosts::{Hosts, Process};
+use weir_cluster::registry::{Entry, Registry, Transaction};
 use weir_identity::{Fingerprint, Token};
 
 /// A configuration of host 1 that names another registry.
@@ -37,26 +38,51 @@ fn a_member_does_not_set_up_another_cluster() {
         let said = hosts.place.read("other-node.log");
         (said.contains(&words) && said.contains("the registry has no cluster with identities")).then_some(())
     });
-    // `init` is no remedy.
+    // It waits, says so to whoever asks, and founds nothing there.
     let refused = await_some("the node answers", || {
-        let said = hosts.place.weir("cluster invite --api h1/api.sock").stderr;
-        let said = String::from_utf8(said).unwrap();
-        said.contains("no certificate authority").then_some(said)
+        let said = String::from_utf8(hosts.place.weir("status --api h1/api.sock").stderr).unwrap();
+        said.contains("no cluster with identities").then_some(said)
     });
-    assert!(refused.contains(&words) && !refused.contains("cluster init"), "{refused}");
+    assert!(refused.contains(&words) && refused.contains("registry.prefix"), "{refused}");
+    assert!(!refused.contains("cluster init"), "`init` is no remedy: {refused}");
     assert_eq!(read(), before);
-    // It says so where an operator looks, and founds nothing there.
-    let health = hosts.place.json("status --api h1/api.sock")["health"].clone();
-    assert_eq!(health["level"], "degraded");
-    assert!(health.to_string().contains("the registry has no cluster with identities"), "{health}");
-    std::fs::create_dir(hosts.place.path().join("v")).unwrap();
-    let path = hosts.place.path().join("v");
-    let refused =
-        hosts.place.fails(&format!("volume create v --path {} --api h1/api.sock", path.display()), 4);
-    assert!(
-        refused.contains("nothing new is made in this registry") && refused.contains(&words),
-        "{refused}"
+    assert_eq!(copy(&hosts, "other.sock", None), 0);
+    // Its content is restored from a backup.
+    assert!(copy(&hosts, "r.sock", Some("other.sock")) > 2);
+    await_some("the node is in its cluster", || hosts.on(1, "status").then_some(()));
+    assert_eq!(hosts.place.json("status --api h1/api.sock")["health"]["level"], "ok");
+}
+
+/// Copies a registry's records to another one. Returns their number.
+fn copy(hosts: &Hosts, from: &str, to: Option<&str>) -> usize {
+    let open = |name: &str| {
+        let socket = hosts.place.path().join(name);
+        weir_cluster::Client::new(&socket, weir_cluster::ClientConfig::default()).unwrap()
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let entries = open(from).list("").await.unwrap().entries;
+        if let Some(to) = to {
+            let put = |all: Transaction, entry: &Entry| all.put(entry.key.clone(), entry.value.clone());
+            open(to).transact(entries.iter().fold(Transaction::new(), put)).await.unwrap();
+        }
+        entries.len()
+    })
+}
+
+#[test]
+fn a_node_without_identity_is_no_member_of_a_cluster_with_identities() {
+    let hosts = Hosts::new();
+    hosts.place.ok("cluster init --config n1.toml");
+    let root = hosts.place.path().display();
+    let text = format!(
+        "name = \"n2\"\nstate_dir = \"{root}/h2\"\n[registry]\nsocket = \"{root}/r.sock\"\n[peers]\nlisten = \"127.0.0.2:0\"\n\
+         [resources]\nbuffers = \"64 MiB\"\nlog = \"64 MiB\"\n"
     );
+    std::fs::write(hosts.place.path().join("plain.toml"), text).unwrap();
+    let refused = hosts.place.fails("node --config plain.toml", 4);
+    assert!(refused.contains("has identities, and this node has none"), "{refused}");
+    assert!(refused.contains("r.sock") && refused.contains("weir cluster join"), "{refused}");
 }
 
 #[test]

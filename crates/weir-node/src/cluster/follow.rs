@@ -11,46 +11,77 @@ use weir_identity::{CaCertificate, Mistrust};
 
 use super::records::{Announced, Snapshot, Unusable, announced};
 use super::{admission, signers};
+use crate::config::Config;
 use crate::control::Node;
 use crate::identity::{IdentityError, NodeIdentity};
 use crate::patience::Told;
+use crate::registry::{RegistryUnusable, is_set_up};
 
 /// Pause after a failure, or where no authority exists yet.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Refuses a registry of another cluster, and one that has revoked this node, before the node has a session there, so that no other
-/// node counts on it. Waits for the registry; `waits` gets the reason.
+/// Refuses a registry of another cluster, one that has revoked this node, and for a node without identity one of a cluster with
+/// identities: before the node has a session there, so that no other node counts on it. Waits for the registry, and while it has no
+/// cluster though this node is a member of one; `waits` gets the reason.
 ///
 /// # Errors
-/// [`IdentityError`]: the registry's authorities are another cluster's, or this node's certificate is revoked.
+/// [`IdentityError`].
 pub async fn check(
+    config: &Config,
     registry: &dyn Registry,
-    identity: &NodeIdentity,
+    identity: Option<&NodeIdentity>,
     waits: impl Fn(&str),
 ) -> Result<(), IdentityError> {
+    let place = || config.registry.keys();
     let snapshot = loop {
-        match Snapshot::read(registry).await {
-            Ok(snapshot) => break snapshot,
-            Err(Unusable::Registry(error @ RegistryError::Unavailable { .. })) => {
-                waits(&error.to_string());
+        match (read(config, registry, identity.is_some()).await, identity) {
+            // Not refused: its content may be restored in a while. There is no disk to serve until then.
+            (Ok(snapshot), Some(identity)) if snapshot.is_blank() => waits(&identity.no_cluster()),
+            (Ok(snapshot), _) => break snapshot,
+            (Err(Unusable::Registry(error @ RegistryError::Unavailable { .. })), _) => {
+                waits(&error.to_string())
             }
             // Its last trust counts; `keep` says so.
-            Err(_) => return Ok(()),
+            (Err(_), _) => return Ok(()),
         }
         weir_task::sleep(AGAIN).await;
     };
+    let Some(identity) = identity else {
+        return match snapshot.is_blank() {
+            true => Ok(()),
+            false => Err(IdentityError::Lacking { registry: place() }),
+        };
+    };
     if snapshot.trusted().is_empty() {
-        // Not refused: its content may be restored in a while, and guests need their disks until then.
+        // Guests need their disks until the record is restored.
         let reason = lost(identity, &snapshot);
         tracing::error!("{reason}; what this node trusted last counts");
         identity.set_without_cluster(Some(reason));
         return Ok(());
     }
-    identity.set_trust(snapshot.trusted().to_vec(), snapshot.revoked.0.clone(), |_| {})?;
+    identity
+        .set_trust(snapshot.trusted().to_vec(), snapshot.revoked.0.clone(), |_| {})
+        .map_err(|error| error.of_registry(&place(), identity))?;
     match identity.check_stored() {
         Ok(()) | Err(Mistrust::Expired { .. } | Mistrust::NotYet { .. }) => Ok(()),
         Err(source) => Err(IdentityError::mistrusted(identity.store().directory(), identity.name(), source)),
     }
+}
+
+/// The records of identities. A member sets up no registry: an empty etcd stays empty.
+async fn read(config: &Config, registry: &dyn Registry, is_member: bool) -> Result<Snapshot, Unusable> {
+    if is_member {
+        match is_set_up(config).await {
+            Ok(true) => {}
+            Ok(false) => return Ok(Snapshot::default()),
+            Err(RegistryUnusable::Refused(error)) => return Err(error.into()),
+            // The client was made with the same settings: a file of them is gone since.
+            Err(RegistryUnusable::Setting(error)) => {
+                return Err(RegistryError::unavailable(error.to_string()).into());
+            }
+        }
+    }
+    Snapshot::read(registry).await
 }
 
 /// Follows the records until the node stops. While the registry is away, what it said last counts (P12). `api`: the address of

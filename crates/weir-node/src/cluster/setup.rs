@@ -51,6 +51,8 @@ pub async fn init(
         Some((authorities, _)) if !is_interrupted(&store, &snapshot, &name)? => {
             return Err(exists(authorities));
         }
+        // The registry's, as was just compared.
+        Some(_) => store.authority()?,
         None if !snapshot.is_blank() => return Err(Unusable::AuthorityLost.into()),
         // The trust comes after the registry's records.
         None if !matches!(store.trust(), Err(StoreError::Missing { .. })) => {
@@ -60,7 +62,7 @@ pub async fn init(
             );
             return Err(member(&store, message));
         }
-        _ => authority(&store, now)?,
+        None => authority(&store, &config.registry.keys(), now)?,
     };
     // Stored before the registry names it: a repeated attempt has to be the same host's.
     let key = store.joining_key()?;
@@ -75,7 +77,8 @@ pub async fn init(
         .replace_trust(trusted)
         .and_then(|()| store.replace_revocations(&snapshot.revoked.0))
         .and_then(|()| store.create_node(&credentials))
-        .and_then(|()| store.forget_joining_key());
+        .and_then(|()| store.forget_joining_key())
+        .and_then(|()| store.forget_setup());
     kept.map_err(|error| {
         ApiError::from(error).hint(
             "the registry has the cluster already: once that is mended, run the same command again, and it goes on",
@@ -140,19 +143,35 @@ fn found(store: &Store, authority: &Authority) -> ApiError {
     )
 }
 
-fn authority(store: &Store, now: u64) -> Result<Authority, ApiError> {
-    let is_ours = store.stored_joining_key()?.is_some();
+/// The authority for the cluster of an empty registry: a new one, or that of an interrupted attempt for the same registry. What that
+/// attempt has written to another registry is not known here.
+fn authority(store: &Store, registry: &str, now: u64) -> Result<Authority, ApiError> {
+    let noted = store.noted_setup()?;
+    if let Some(other) = noted.as_ref().filter(|noted| *noted != registry) {
+        return Err(elsewhere(store, other, registry));
+    }
     match store.authority() {
-        Ok(authority) if is_ours => return Ok(authority),
+        Ok(authority) if noted.is_some() => return Ok(authority),
         Ok(authority) => return Err(found(store, &authority)),
         Err(StoreError::Missing { .. }) => {}
         Err(error) => return Err(error.into()),
     }
-    // Before the authority: the key tells one of an interrupted attempt from one that was put there.
-    store.joining_key()?;
     let authority = Authority::create(ClusterId::random().map_err(failed)?, now).map_err(failed)?;
+    store.note_setup(registry)?;
     store.create_authority(&authority)?;
     Ok(authority)
+}
+
+/// Two registries must not name one authority: each would take the other's nodes for its own.
+fn elsewhere(store: &Store, other: &str, registry: &str) -> ApiError {
+    let directory = store.directory().display();
+    let message = format!(
+        "an interrupted `weir cluster init` on this host was for the registry at {other}, and the configuration names {registry}"
+    );
+    ApiError::new(ApiErrorKind::Exists, message).hint(format!(
+        "set that registry again, and repeat: it goes on. Or, for a new cluster, move {directory} away, and repeat; what the attempt has \
+         left under that other registry is then to be deleted there"
+    ))
 }
 
 /// Writes the records of a cluster with one node, if there are none; of one that an interrupted attempt has made, only the

@@ -91,6 +91,7 @@ async fn an_interrupted_attempt_goes_on() {
     let authority = Authority::create(ClusterId::random().unwrap(), NOW).unwrap();
     place.store().create_authority(&authority).unwrap();
     let fingerprint = authority.certificate().fingerprint().to_string();
+    place.store().note_setup("/nonexistent/r").unwrap();
     let key = place.store().joining_key().unwrap().public();
     // A file that cannot be written, once the registry has the records.
     std::fs::create_dir(place.keys().join("revoked.json")).unwrap();
@@ -154,8 +155,15 @@ async fn an_authority_that_lies_there_is_not_taken_for_this_clusters() {
         assert_eq!(place.files(), before);
     }
     assert!(snapshot(&own).await.is_blank());
-    // One of an interrupted attempt has its key beside it.
+    // The key of a host that was refused when it joined says nothing of it.
     place.store().joining_key().unwrap();
+    place.init(&own).await.unwrap_err();
+    // An interrupted attempt has left a note, and not for another registry.
+    place.store().note_setup("127.0.0.1:2379 (registry.prefix = \"weir/a\")").unwrap();
+    let refused = place.init(&other).await.unwrap_err();
+    assert!(refused.message.contains("weir/a") && refused.message.contains("/nonexistent/r"), "{refused:?}");
+    assert!(snapshot(&other).await.is_blank());
+    place.store().note_setup("/nonexistent/r").unwrap();
     let made = place.init(&other).await.unwrap();
     assert_eq!(made.cluster, other_cluster.certificate().cluster().to_string());
 }
