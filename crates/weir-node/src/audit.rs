@@ -43,6 +43,8 @@ pub struct Audit {
     node: String,
     path: PathBuf,
     file: Mutex<File>,
+    /// Why the last line could not be written, if it could not.
+    fault: Mutex<Option<String>>,
 }
 
 impl Audit {
@@ -53,7 +55,7 @@ impl Audit {
     pub fn open(directory: &Path, node: &str) -> std::io::Result<Arc<Audit>> {
         let path = directory.join(FILE);
         let file = Mutex::new(open(&path)?);
-        Ok(Arc::new(Audit { node: node.into(), path, file }))
+        Ok(Arc::new(Audit { node: node.into(), path, file, fault: Mutex::default() }))
     }
 
     /// A line for now.
@@ -73,11 +75,26 @@ impl Audit {
             move || audit.append(&text)
         });
         let error = match written.await {
-            Ok(Ok(())) => return,
+            Ok(Ok(())) => return self.set_fault(None),
             Ok(Err(error)) => error.to_string(),
             Err(error) => error.to_string(),
         };
         tracing::error!(error, line = text.trim_end(), "the audit log cannot be written");
+        let path = self.path.display();
+        self.set_fault(Some(format!(
+            "the audit log {path} of node {} cannot be written ({error}): the last change is only in the node's own log",
+            self.node
+        )));
+    }
+
+    fn set_fault(&self, fault: Option<String>) {
+        *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = fault;
+    }
+
+    /// Why the last line could not be written, for operators.
+    #[must_use]
+    pub fn fault(&self) -> Option<String> {
+        self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn append(&self, text: &str) -> std::io::Result<()> {
@@ -98,6 +115,24 @@ fn open(path: &Path) -> std::io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn a_line_that_cannot_be_written_is_reported_until_one_can() {
+        let directory = tempfile::tempdir().unwrap();
+        let audit = Audit::open(directory.path(), "n1").unwrap();
+        let write =
+            async || audit.write(audit.line("user 0".into(), "unix".into(), "POST /v1/disks".into())).await;
+        let whole = std::mem::replace(
+            &mut *audit.file.lock().unwrap(),
+            File::options().write(true).open("/dev/full").unwrap(),
+        );
+        write().await;
+        let fault = audit.fault().unwrap();
+        assert!(fault.contains("audit.jsonl of node n1") && fault.contains("No space left"), "{fault}");
+        *audit.file.lock().unwrap() = whole;
+        write().await;
+        assert_eq!(audit.fault(), None);
+    }
 
     #[tokio::test]
     async fn a_full_log_begins_anew_and_keeps_the_former_one() {

@@ -182,6 +182,8 @@ pub struct NodeIdentity {
     apis: Mutex<BTreeMap<String, SocketAddr>>,
     /// Why the registry is taken for one without this node's cluster.
     without_cluster: Mutex<Option<String>>,
+    /// Why what this node trusts could not be stored.
+    unwritten: Mutex<Option<String>>,
 }
 
 impl NodeIdentity {
@@ -231,6 +233,7 @@ impl NodeIdentity {
             admitted: Mutex::default(),
             apis: Mutex::default(),
             without_cluster: Mutex::default(),
+            unwritten: Mutex::default(),
         };
         match identity.check_own(&credentials) {
             Ok(()) | Err(Mistrust::Expired { .. } | Mistrust::NotYet { .. }) => {}
@@ -278,6 +281,11 @@ impl NodeIdentity {
     /// to be made there.
     pub(crate) fn without_cluster(&self) -> Option<String> {
         lock(&self.without_cluster).clone()
+    }
+
+    /// Why what this node trusts could not be stored, for operators.
+    pub(crate) fn unwritten(&self) -> Option<String> {
+        lock(&self.unwritten).clone()
     }
 
     /// The registry has no cluster, and this node is a member of one: for the operator.
@@ -483,11 +491,22 @@ impl NodeIdentity {
             self.forget_former();
         }
         // Compared with what is stored: an earlier attempt may have failed.
+        let stored = self.store_trust(&authorities, &revoked);
+        *lock(&self.unwritten) = stored.as_ref().err().map(|error| {
+            format!(
+                "node {} cannot store whom it trusts, and would start with what it trusted before: {error}",
+                self.name
+            )
+        });
+        Ok(stored?)
+    }
+
+    fn store_trust(&self, authorities: &[CaCertificate], revoked: &Revocations) -> Result<(), StoreError> {
         if !self.store.trust().is_ok_and(|stored| stored == authorities) {
-            self.store.replace_trust(&authorities)?;
+            self.store.replace_trust(authorities)?;
         }
-        if !self.store.revocations().is_ok_and(|stored| stored == revoked) {
-            self.store.replace_revocations(&revoked)?;
+        if !self.store.revocations().is_ok_and(|stored| stored == *revoked) {
+            self.store.replace_revocations(revoked)?;
         }
         Ok(())
     }

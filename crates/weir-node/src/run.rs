@@ -198,7 +198,7 @@ pub async fn run_with(
     let stage = http::Stage::new(http::not_joined("it is starting"));
     let audit = Audit::open(&config.state_dir, &config.name)
         .map_err(system(format!("opening the audit log in {}", config.state_dir.display())))?;
-    let gate = Gate::new(stage.subscribe(), Some(audit));
+    let gate = Gate::new(stage.subscribe(), Some(Arc::clone(&audit)));
     services.spawn(http::serve(api, gate.clone()));
     let tls_address = match (&identity, config.api.listen) {
         (Some(identity), Some(address)) => {
@@ -275,7 +275,7 @@ pub async fn run_with(
     services.spawn(rotation::keep(Arc::clone(&node)));
     let backings = Arc::new(Backings::default());
     services.spawn(Arc::clone(&backings).watch(Arc::clone(&node)));
-    let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks), backings);
+    let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks), backings).with_audit(Some(audit));
     let exports = Arc::new(Exports::new(Arc::clone(&node), operations.clone()));
     for listener in listeners {
         services.spawn(listener.run(exports.clone(), exports.clone()));

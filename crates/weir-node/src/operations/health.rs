@@ -3,7 +3,7 @@
 //! | level | when |
 //! |---|---|
 //! | at risk | acknowledged data exists in fewer copies than the requested policy names, or in one place that may be lost; a backing file is gone; no copy of a write log is left |
-//! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a node is down; the registry is away, or lacks this node's cluster; a shard hangs; the clocks of nodes differ |
+//! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a node is down; the registry is away, or lacks this node's cluster; this node cannot write its audit log, or what it trusts; a shard hangs; the clocks of nodes differ |
 //! | ok | none of these |
 
 use weir_cluster::records::Policy;
@@ -13,9 +13,9 @@ use crate::control::clocks;
 use crate::shard::messages::DiskStatus;
 use crate::units::about;
 
-/// Judges what a node shows of the cluster; its own `health` is not looked at.
+/// Judges what a node shows of the cluster; its own `health` is not looked at. `faults`: those of the node that shows it.
 #[must_use]
-pub fn judge(status: &NodeStatus) -> Health {
+pub fn judge(status: &NodeStatus, faults: &[String]) -> Health {
     let mut found: Vec<(HealthLevel, String)> = Vec::new();
     for disk in &status.disks {
         found.extend(at_risk(disk, &status.nodes).map(|reason| (HealthLevel::AtRisk, reason)));
@@ -39,6 +39,7 @@ pub fn judge(status: &NodeStatus) -> Health {
     } else if !status.registry.reason.is_empty() {
         found.push((HealthLevel::Degraded, status.registry.reason.clone()));
     }
+    found.extend(faults.iter().map(|fault| (HealthLevel::Degraded, fault.clone())));
     for shard in status.shards.iter().filter(|shard| shard.state == ShardView::HANGS) {
         let text = format!("shard {} of node {} hangs {}", shard.shard, status.node, shard.reason);
         found.push((HealthLevel::Degraded, text));
@@ -165,7 +166,7 @@ mod tests {
     }
 
     fn line(status: &NodeStatus) -> String {
-        judge(status).to_string()
+        judge(status, &[]).to_string()
     }
 
     const UP: [(&str, &str); 2] = [("n1", "up"), ("n2", "up")];
@@ -278,11 +279,15 @@ mod tests {
         let mut status = status(&UP, vec![ill]);
         status.registry =
             RegistryView { state: RegistryView::AWAY.into(), reason: "x".into(), age_seconds: 12.3 };
-        let health = judge(&status);
+        let health = judge(&status, &["the audit log is full".into()]);
         assert_eq!(health.level, HealthLevel::AtRisk);
         assert_eq!(
             health.reasons,
-            ["disk d: its backing file /v/d.raw was deleted", "the registry has been away for 12 s"]
+            [
+                "disk d: its backing file /v/d.raw was deleted",
+                "the registry has been away for 12 s",
+                "the audit log is full"
+            ]
         );
     }
 }

@@ -27,6 +27,7 @@ use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, DiskView, EventView, Export, Follow, Move, Moved, Resize, SetLimit,
     SetPolicy, ShardView,
 };
+use crate::audit::Audit;
 use crate::backings::Backings;
 use crate::client::{self, At, Other};
 use crate::control::change::{ChangeError, read};
@@ -69,6 +70,7 @@ pub struct Operations {
     events: Arc<Events>,
     backings: Arc<Backings>,
     silent: Arc<owners::Silent>,
+    audit: Option<Arc<Audit>>,
     /// The number of times that nodes have forwarded the current request.
     forwarded: u32,
     /// The node of another host that makes the current request: nobody can tell whether an operator has asked it.
@@ -82,7 +84,14 @@ impl Operations {
     #[must_use]
     pub fn new(node: Arc<Node>, tasks: Arc<Tasks>, backings: Arc<Backings>) -> Operations {
         let events = Arc::new(Events::new(Arc::clone(&node.registry), node.session.node_ref()));
-        Operations { node, tasks, events, backings, silent: Arc::default(), forwarded: 0, by_node: None }
+        let silent = Arc::default();
+        Operations { node, tasks, events, backings, silent, audit: None, forwarded: 0, by_node: None }
+    }
+
+    /// The same, which report the state of this log.
+    #[must_use]
+    pub fn with_audit(self, audit: Option<Arc<Audit>>) -> Operations {
+        Operations { audit, ..self }
     }
 
     /// The operations for a request of an operator, or for one that nodes have `forwarded` so many times to process

@@ -57,8 +57,15 @@ impl Operations {
                 None => PeerProtection::Plaintext,
             },
         };
-        status.health = health::judge(&status);
+        status.health = health::judge(&status, &self.own_faults());
         status
+    }
+
+    /// Faults of this node's state directory and keys.
+    fn own_faults(&self) -> Vec<String> {
+        let audit = self.audit.as_ref().and_then(|audit| audit.fault());
+        let identity = self.node.identity.as_ref().and_then(|identity| identity.unwritten());
+        audit.into_iter().chain(identity).collect()
     }
 
     /// Asks the registry, and does not wait for long; not at all where it has been away for a while.
