@@ -39,6 +39,10 @@ pub enum Command {
     /// Simulate the protocol of a volume on a shared LUN alone: its production cores, over a filesystem that moves blocks.
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Simulate who coordinates a volume on a shared LUN: the production core of claim, fences and mount, between nodes that die, beside
+    /// kernels that write without being asked.
+    #[command(subcommand)]
+    Claims(VolumeCommand),
     /// Print the fault atlas: each kind of fault, the promises that cover it, and its limits.
     Atlas,
 }
@@ -167,7 +171,7 @@ pub enum VolumeCommand {
 }
 
 fn volume_bug(name: &str) -> Result<weir_volume::planted::Bug, String> {
-    let mut all = weir_volume::planted::Bug::ALL.into_iter();
+    let mut all = weir_volume::planted::Bug::all();
     all.find(|bug| bug.name() == name)
         .ok_or_else(|| "not a planted bug; `weir-sim volume bugs` lists them".into())
 }

@@ -27,7 +27,8 @@ fn main() -> ExitCode {
         Command::Nodes { command } => seeds(nodes::run, "weir-sim nodes run", command),
         Command::States(command) => states(command),
         Command::Right(command) => right_cli::run(command),
-        Command::Volume(command) => volume_cli::run(command),
+        Command::Volume(command) => volume_cli::run(&volume_cli::FILES, command),
+        Command::Claims(command) => volume_cli::run(&volume_cli::CLAIMS, command),
         Command::Atlas => {
             print::atlas(&FAULTS);
             true

@@ -1,6 +1,6 @@
 //! The protocol of a shared volume: no seed breaks an invariant, and each planted bug is found.
 
-use weir_sim::volume::{Counts, many, run};
+use weir_sim::volume::{Counts, claims, many, run};
 use weir_volume::planted::Bug;
 
 /// Threads for the seeds.
@@ -14,7 +14,7 @@ fn invariants_hold() {
 
 #[test]
 fn every_planted_bug_is_found() {
-    let missed: Vec<&str> = Bug::ALL
+    let missed: Vec<&str> = Bug::FILES
         .into_iter()
         .filter(|bug| many(0..3_000, THREADS, Some(*bug)).is_empty())
         .map(Bug::name)
@@ -47,4 +47,27 @@ fn everything_is_done_that_the_invariants_are_about() {
         all.changes,
     ];
     assert!(least.iter().all(|count| *count > 20), "{all:?}");
+}
+
+#[test]
+fn one_node_coordinates_and_no_former_one_writes() {
+    let violations = claims::many(0..50_000, THREADS, None);
+    assert!(violations.is_empty(), "{:?}", violations.first());
+}
+
+#[test]
+fn every_planted_bug_of_the_coordinators_claim_is_found() {
+    for bug in Bug::CLAIMS {
+        let found = (0..50_000).any(|seed| claims::run(seed, Some(bug), false).violation.is_some());
+        assert!(found, "{}", bug.name());
+    }
+}
+
+/// A node that never mounts would hold I5.
+#[test]
+fn coordinators_are_fenced_and_mount() {
+    let all: Vec<claims::Counts> = (0..200).map(|seed| claims::run(seed, None, false).counts).collect();
+    let sum = |count: fn(&claims::Counts) -> u64| all.iter().map(count).sum::<u64>();
+    let least = [sum(|one| one.mounts), sum(|one| one.fenced), sum(|one| one.writes), sum(|one| one.refused)];
+    assert!(least.iter().all(|count| *count > 200), "{least:?}");
 }

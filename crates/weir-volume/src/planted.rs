@@ -35,11 +35,34 @@ pub enum Bug {
     GrantShared,
     /// Two redirected changes of one neighbourhood are carried out at once (I3).
     ChangeBesideChange,
+    /// A coordinator mounts while a former one may still write (I5).
+    MountBeforeFence,
+    /// A coordinator mounts before the registry has it on the list of those who may have mounted (I5).
+    MountUnlisted,
+    /// A claim drops the list of those who may have mounted (I5).
+    ForgetMounts,
+    /// A proof that a process is fenced counts in a later epoch, when the process was admitted again (I5).
+    KeepProofs,
+    /// A node lets itself write to the LUN again after it is on the list, and so perhaps after it was fenced (I5).
+    AdmitLate,
+    /// A node is on the list while an admission of an earlier epoch is under way, which undoes a fence (I5).
+    SecondAdmission,
+    /// A node claims with itself on the list from an earlier mount, and mounts without another entry: it may have been fenced between
+    /// its claim and its admission (I5).
+    ClaimListed,
+    /// The late refusal of an earlier proposal is taken for that of the present one, which may be committed still (I5).
+    LateRefusal,
+    /// Nodes claim a volume from each other for ever (I8).
+    Duel,
+    /// A coordinator leaves the list before it has unmounted (I5).
+    ReleaseBeforeUnmount,
+    /// A coordinator mounts beside a stranger whose heartbeat it could see (I5).
+    IgnoreHeartbeat,
 }
 
 impl Bug {
-    /// All of them.
-    pub const ALL: [Bug; 14] = [
+    /// Those of one file: of its leases, routes and coordinator.
+    pub const FILES: [Bug; 14] = [
         Bug::AcknowledgeRecallBeforeDrain,
         Bug::NeighbourMoved,
         Bug::KeepLease,
@@ -55,6 +78,26 @@ impl Bug {
         Bug::GrantShared,
         Bug::ChangeBesideChange,
     ];
+
+    /// Those of the volume's coordinator: of its claim, fences and mount.
+    pub const CLAIMS: [Bug; 11] = [
+        Bug::MountBeforeFence,
+        Bug::MountUnlisted,
+        Bug::ForgetMounts,
+        Bug::KeepProofs,
+        Bug::AdmitLate,
+        Bug::SecondAdmission,
+        Bug::ClaimListed,
+        Bug::LateRefusal,
+        Bug::Duel,
+        Bug::ReleaseBeforeUnmount,
+        Bug::IgnoreHeartbeat,
+    ];
+
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Bug> {
+        Bug::FILES.into_iter().chain(Bug::CLAIMS)
+    }
 
     /// Its name in commands and reports.
     #[must_use]
@@ -74,6 +117,17 @@ impl Bug {
             Bug::ForgetRecall => "forget-recall",
             Bug::GrantShared => "grant-shared",
             Bug::ChangeBesideChange => "change-beside-change",
+            Bug::MountBeforeFence => "mount-before-fence",
+            Bug::MountUnlisted => "mount-unlisted",
+            Bug::ForgetMounts => "forget-mounts",
+            Bug::KeepProofs => "keep-proofs",
+            Bug::AdmitLate => "admit-late",
+            Bug::SecondAdmission => "second-admission",
+            Bug::ClaimListed => "claim-listed",
+            Bug::LateRefusal => "late-refusal",
+            Bug::Duel => "duel",
+            Bug::ReleaseBeforeUnmount => "release-before-unmount",
+            Bug::IgnoreHeartbeat => "ignore-heartbeat",
         }
     }
 }
@@ -89,7 +143,7 @@ mod tests {
 
     #[test]
     fn names_are_distinct() {
-        let names: BTreeSet<&str> = Bug::ALL.into_iter().map(Bug::name).collect();
-        assert_eq!(names.len(), Bug::ALL.len());
+        let names: BTreeSet<&str> = Bug::all().map(Bug::name).collect();
+        assert_eq!(names.len(), Bug::all().count());
     }
 }

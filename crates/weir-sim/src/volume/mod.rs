@@ -6,6 +6,7 @@
 //! and each block's history has to be that of a register (P4, P7).
 
 mod checks;
+pub mod claims;
 mod filesystem;
 mod requests;
 
@@ -138,11 +139,15 @@ pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
     let mut world = World::new(seed, bug, traced);
     let ran = catch_unwind(AssertUnwindSafe(|| world.run()));
     if let Err(panic) = ran {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        world.fail(|| format!("a panic: {}", text.unwrap_or_default()));
+        let text = panic_text(&*panic);
+        world.fail(|| format!("a panic: {text}"));
     }
     Run { violation: world.violation, trace: world.trace.unwrap_or_default(), counts: world.counts }
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
 }
 
 /// Runs many seeds; the violations, in order of seeds.

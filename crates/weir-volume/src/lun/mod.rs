@@ -5,12 +5,14 @@
 //! and writes them on the LUN. Whatever changes the layout goes through the coordinator, after the owner has given the blocks up:
 //! by a redirected request, which gives up what it touches, or when it is asked to (*recall*).
 //!
-//! Both sides are state machines `step(event) -> effects` without clock or I/O:
+//! All sides are state machines `step(event) -> effects` without clock or I/O:
 //!
 //! - [`leases`]: what the owner holds of a file, by range;
 //! - [`router`]: the owner's side, which chooses the route of each request;
-//! - [`coordinator`]: the coordinator's side, for one file.
+//! - [`coordinator`]: the coordinator's side, for one file;
+//! - [`claim`]: a node's way to be the coordinator of the volume, and from there.
 
+pub mod claim;
 pub mod coordinator;
 pub mod leases;
 pub mod router;
