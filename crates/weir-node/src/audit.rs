@@ -70,24 +70,25 @@ impl Audit {
     pub async fn write(self: &Arc<Audit>, line: Line) {
         let audit = Arc::clone(self);
         let text = serde_json::to_string(&line).unwrap_or_default() + "\n";
-        let written = tokio::task::spawn_blocking({
-            let text = text.clone();
-            move || audit.append(&text)
-        });
-        let error = match written.await {
-            Ok(Ok(())) => return self.set_fault(None),
-            Ok(Err(error)) => error.to_string(),
-            Err(error) => error.to_string(),
-        };
-        tracing::error!(error, line = text.trim_end(), "the audit log cannot be written");
-        let path = self.path.display();
-        self.set_fault(Some(format!(
-            "the audit log {path} of node {} cannot be written ({error}): the last change is only in the node's own log",
-            self.node
-        )));
+        // To its end, also if whoever asked is gone.
+        let written = tokio::task::spawn_blocking(move || audit.append_or_report(&text));
+        if let Err(error) = written.await {
+            tracing::error!(%error, "the audit log cannot be written");
+        }
     }
 
-    fn set_fault(&self, fault: Option<String>) {
+    fn append_or_report(&self, text: &str) {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        let fault = self.append(&mut file, text).err().map(|error| {
+            tracing::error!(%error, line = text.trim_end(), "the audit log cannot be written");
+            let path = self.path.display();
+            format!(
+                "the audit log {path} of node {} could not be written ({error}): the last change is only in the node's own log, and the \
+                 next one that is recorded ends this warning",
+                self.node
+            )
+        });
+        // Under the file's lock: in the order of the lines.
         *self.fault.lock().unwrap_or_else(PoisonError::into_inner) = fault;
     }
 
@@ -97,10 +98,13 @@ impl Audit {
         self.fault.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn append(&self, text: &str) -> std::io::Result<()> {
-        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+    fn append(&self, file: &mut File, text: &str) -> std::io::Result<()> {
         if file.metadata()?.len() >= LARGEST {
-            std::fs::rename(&self.path, self.path.with_extension("jsonl.1"))?;
+            match std::fs::rename(&self.path, self.path.with_extension("jsonl.1")) {
+                // An earlier attempt could not make the new file.
+                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
+                renamed => renamed?,
+            }
             *file = open(&self.path)?;
         }
         // One call: lines of two processes do not mix.

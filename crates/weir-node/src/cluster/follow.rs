@@ -42,7 +42,11 @@ pub async fn check(
                 waits(&error.to_string())
             }
             // Its last trust counts; `keep` says so.
-            (Err(_), _) => return Ok(()),
+            (Err(_), Some(_)) => return Ok(()),
+            // The registry has something of identities, whatever it is.
+            (Err(Unusable::Record { .. }), None) => return Err(IdentityError::Lacking { registry: place() }),
+            // Joining meets it again, and says what to do.
+            (Err(_), None) => return Ok(()),
         }
         weir_task::sleep(AGAIN).await;
     };
