@@ -120,17 +120,11 @@ impl Etcd {
     }
 }
 
-impl Etcd {
-    /// Whether a registry is there, under the prefix. Unlike every other call, this one sets none up.
-    ///
-    /// # Errors
-    /// As those of the calls of [`Registry`].
-    pub async fn is_set_up(&self) -> Result<bool, RegistryError> {
-        self.core.is_set_up(self.core.deadline()).await.map_err(Refusal::error)
-    }
-}
-
 impl Registry for Etcd {
+    fn is_set_up(&self) -> Pending<'_, bool> {
+        Box::pin(async move { self.core.is_set_up(self.core.deadline()).await.map_err(Refusal::error) })
+    }
+
     fn get<'a>(&'a self, key: &'a str) -> Pending<'a, Option<Entry>> {
         Box::pin(async move {
             check_key(key)?;

@@ -24,36 +24,9 @@ pub enum RegistryUnusable {
 /// # Errors
 /// The configuration of the registry cannot work.
 pub fn registry(config: &Config) -> Result<Arc<dyn Registry>, RegistryUnusable> {
-    match etcd(config)? {
-        Some(etcd) => Ok(Arc::new(etcd)),
+    let invalid = |(key, value, reason)| ConfigError::Value { key, value, reason };
+    match config.registry.etcd(&config.lease).map_err(invalid)? {
+        Some(etcd) => Ok(Arc::new(Etcd::new(etcd)?)),
         None => Ok(Arc::new(Client::new(&config.registry.socket, ClientConfig::default())?)),
     }
-}
-
-/// The configured registry, if it has been set up. Another question to an etcd without one would set it up.
-///
-/// # Errors
-/// As [`registry`]; etcd does not answer, or refuses.
-pub(crate) async fn existing_registry(
-    config: &Config,
-) -> Result<Option<Arc<dyn Registry>>, RegistryUnusable> {
-    match is_set_up(config).await? {
-        true => registry(config).map(Some),
-        false => Ok(None),
-    }
-}
-
-/// Whether the configured registry has been set up.
-///
-/// # Errors
-/// As [`existing_registry`].
-pub(crate) async fn is_set_up(config: &Config) -> Result<bool, RegistryUnusable> {
-    // The embedded one is there when it answers.
-    let Some(etcd) = etcd(config)? else { return Ok(true) };
-    Ok(etcd.is_set_up().await?)
-}
-
-fn etcd(config: &Config) -> Result<Option<Etcd>, ConfigError> {
-    let invalid = |(key, value, reason)| ConfigError::Value { key, value, reason };
-    config.registry.etcd(&config.lease).map_err(invalid)?.map(Etcd::new).transpose()
 }

@@ -172,8 +172,9 @@ pub enum VolumeCommand {
 
 fn volume_bug(name: &str) -> Result<weir_volume::planted::Bug, String> {
     let mut all = weir_volume::planted::Bug::all();
-    all.find(|bug| bug.name() == name)
-        .ok_or_else(|| "not a planted bug; `weir-sim volume bugs` lists them".into())
+    all.find(|bug| bug.name() == name).ok_or_else(|| {
+        "not a planted bug; `weir-sim volume bugs` and `weir-sim claims bugs` list them".into()
+    })
 }
 
 /// Commands for the right to serve.

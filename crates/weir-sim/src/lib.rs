@@ -47,3 +47,9 @@ pub use cluster::{Run, run};
 pub use counts::Counts;
 pub use many::{Finding, Progress, Simulation, Summary, find, find_in, many, many_of};
 pub use weir_accel::planted::Bug;
+
+/// The words of a panic.
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+}

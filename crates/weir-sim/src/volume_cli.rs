@@ -24,7 +24,7 @@ type Violations = Vec<(u64, String)>;
 struct Replayed {
     trace: Vec<String>,
     violation: Option<String>,
-    /// What was done, in words.
+    /// The counts, in words.
     done: String,
 }
 
@@ -44,7 +44,7 @@ pub const CLAIMS: Simulation = Simulation {
     command: "claims",
     bugs: &Bug::CLAIMS,
     replay: |seed, bug, traced| {
-        let claims::Run { violation, trace, counts } = claims::run(seed, bug, traced);
+        let volume::Run { violation, trace, counts } = claims::run(seed, bug, traced);
         let claims::Counts { mounts, fenced, .. } = counts;
         Replayed { trace, violation, done: format!("{mounts} mounts, {fenced} fenced") }
     },

@@ -258,6 +258,11 @@ pub enum ProcessWatch {
 /// [`RegistryError::Unavailable`] from a changing call the change may or may not have happened: read before a retry (a
 /// compare-and-swap makes a retry safe).
 pub trait Registry: Send + Sync {
+    /// Whether a registry is there. Unlike every other call, this one sets none up; an embedded one is there when it answers.
+    fn is_set_up(&self) -> Pending<'_, bool> {
+        Box::pin(async { Ok(true) })
+    }
+
     /// One key, or `None`.
     fn get<'a>(&'a self, key: &'a str) -> Pending<'a, Option<Entry>>;
 

@@ -15,7 +15,6 @@ use crate::config::Config;
 use crate::control::Node;
 use crate::identity::{IdentityError, NodeIdentity};
 use crate::patience::Told;
-use crate::registry::{RegistryUnusable, is_set_up};
 
 /// Pause after a failure, or where no authority exists yet.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -34,7 +33,12 @@ pub async fn check(
 ) -> Result<(), IdentityError> {
     let place = || config.registry.keys();
     let snapshot = loop {
-        match (read(config, registry, identity.is_some()).await, identity) {
+        let read = match identity {
+            // A member sets up no registry.
+            Some(_) => Snapshot::read_existing(registry).await,
+            None => Snapshot::read(registry).await,
+        };
+        match (read, identity) {
             // Not refused: its content may be restored in a while. There is no disk to serve until then.
             (Ok(snapshot), Some(identity)) if snapshot.is_blank() => waits(&identity.no_cluster()),
             (Ok(snapshot), _) => break snapshot,
@@ -70,22 +74,6 @@ pub async fn check(
         Ok(()) | Err(Mistrust::Expired { .. } | Mistrust::NotYet { .. }) => Ok(()),
         Err(source) => Err(IdentityError::mistrusted(identity.store().directory(), identity.name(), source)),
     }
-}
-
-/// The records of identities. A member sets up no registry: an empty etcd stays empty.
-async fn read(config: &Config, registry: &dyn Registry, is_member: bool) -> Result<Snapshot, Unusable> {
-    if is_member {
-        match is_set_up(config).await {
-            Ok(true) => {}
-            Ok(false) => return Ok(Snapshot::default()),
-            Err(RegistryUnusable::Refused(error)) => return Err(error.into()),
-            // The client was made with the same settings: a file of them is gone since.
-            Err(RegistryUnusable::Setting(error)) => {
-                return Err(RegistryError::unavailable(error.to_string()).into());
-            }
-        }
-    }
-    Snapshot::read(registry).await
 }
 
 /// Follows the records until the node stops. While the registry is away, what it said last counts (P12). `api`: the address of

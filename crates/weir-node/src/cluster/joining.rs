@@ -16,7 +16,7 @@ use crate::config::Config;
 use crate::error::{ApiError, ApiErrorKind};
 use crate::https::{self, Answer, NoAnswer};
 use crate::identity::WallClock;
-use crate::registry::existing_registry;
+use crate::registry::registry;
 use crate::timestamps::rfc3339;
 
 /// Longest wait for the registry, which a host needs no sooner than its node starts.
@@ -35,9 +35,8 @@ async fn check_registry(config: &Config, token: &Token) -> Result<Option<String>
     let place = config.registry.keys();
     let read = async {
         let words = |error: &dyn std::fmt::Display| error.to_string();
-        let registry = existing_registry(config).await.map_err(|error| words(&error))?;
-        let Some(registry) = registry else { return Ok(Snapshot::default()) };
-        Snapshot::read(&*registry).await.map_err(|error| words(&error))
+        let registry = registry(config).map_err(|error| words(&error))?;
+        Snapshot::read_existing(&*registry).await.map_err(|error| words(&error))
     };
     let snapshot = match weir_task::timeout(REGISTRY, read).await {
         Ok(Ok(snapshot)) => snapshot,

@@ -207,6 +207,17 @@ impl Snapshot {
         Ok(snapshot)
     }
 
+    /// As [`Snapshot::read`], and blank where no registry has been set up: the question sets none up.
+    ///
+    /// # Errors
+    /// [`Unusable`].
+    pub async fn read_existing(registry: &dyn Registry) -> Result<Snapshot, Unusable> {
+        match registry.is_set_up().await? {
+            true => Snapshot::read(registry).await,
+            false => Ok(Snapshot::default()),
+        }
+    }
+
     fn take(&mut self, entry: &Entry) -> Result<(), Unusable> {
         let revision = entry.mod_revision;
         match &*entry.key {

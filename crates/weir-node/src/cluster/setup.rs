@@ -10,7 +10,6 @@ use super::records::{Snapshot, Unusable, put, unchanged, write};
 use super::views::Made;
 use crate::config::Config;
 use crate::error::{ApiError, ApiErrorKind};
-use crate::registry::{RegistryUnusable, is_set_up};
 
 fn failed(error: impl std::fmt::Display) -> ApiError {
     ApiError::new(ApiErrorKind::Failed, error.to_string())
@@ -46,12 +45,8 @@ pub async fn init(
 ) -> Result<Made, ApiError> {
     let (store, name) = own(config)?;
     refuse_member(&store)?;
-    // Another question to an empty etcd would set up a registry there, also where this is refused.
-    let is_set_up = is_set_up(config).await.map_err(|error| match error {
-        RegistryUnusable::Refused(error) => Unusable::from(error).into(),
-        RegistryUnusable::Setting(error) => failed(error),
-    })?;
-    let snapshot = if is_set_up { Snapshot::read(registry).await? } else { Snapshot::default() };
+    // This may be refused, and sets up no registry before it writes.
+    let snapshot = Snapshot::read_existing(registry).await?;
     let authority = match &snapshot.authorities {
         Some((authorities, _)) if !is_interrupted(&store, &snapshot, &name)? => {
             return Err(exists(authorities));

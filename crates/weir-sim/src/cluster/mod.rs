@@ -164,9 +164,8 @@ pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
     let mut cluster = Cluster::new(seed, bug, traced);
     let ended = catch_unwind(AssertUnwindSafe(|| cluster.run()));
     if let Err(panic) = ended {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        cluster.violation = Some(format!("production code panicked: {}", text.unwrap_or_default()));
+        let text = crate::panic_text(&*panic);
+        cluster.violation = Some(format!("production code panicked: {text}"));
     }
     cluster.switch_off();
     Run {

@@ -192,9 +192,8 @@ pub fn run_without(seed: u64, rule: StateBug, traced: bool) -> Run {
 fn finish(mut cluster: Cluster) -> Run {
     let ended = catch_unwind(AssertUnwindSafe(|| cluster.run()));
     if let Err(panic) = ended {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        cluster.violation = Some(format!("a node panicked: {}", text.unwrap_or_default()));
+        let text = crate::panic_text(&*panic);
+        cluster.violation = Some(format!("a node panicked: {text}"));
     }
     cluster.switch_off();
     Run {

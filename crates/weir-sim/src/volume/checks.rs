@@ -18,10 +18,10 @@ impl World {
     pub fn check(&mut self) {
         let broken = self.false_lease().or_else(|| self.misdirected()).or_else(|| self.two_routes());
         if let Some(text) = broken.or_else(|| self.locked_twice()) {
-            return self.fail(|| text);
+            return self.log.fail(|| text);
         }
         if let Some(text) = self.filesystem.damage() {
-            self.fail(|| text);
+            self.log.fail(|| text);
         }
     }
 
@@ -95,7 +95,7 @@ impl World {
             .enumerate()
             .find_map(|(block, history)| Some((block, history.contradiction()?)));
         if let Some((block, text)) = broken {
-            self.fail(|| format!("P7: block {block}: {text}"));
+            self.log.fail(|| format!("P7: block {block}: {text}"));
         }
     }
 }

@@ -6,12 +6,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use weir_volume::lun::claim::{Claim, Effect, Event, Phase, Record};
 use weir_volume::planted::{Bug, Planted};
 
-use super::panic_text;
+use super::log::{Log, Run, run_world, violations};
 
 /// Nodes of the cluster.
 const NODES: usize = 3;
@@ -57,8 +56,6 @@ struct Node {
     starts: u64,
     /// `None` while it is dead.
     claim: Option<Claim<Process>>,
-    /// It has been told that it is to coordinate.
-    wanted: bool,
     /// The registry's news on their way.
     news: VecDeque<Event<Process>>,
 }
@@ -76,21 +73,9 @@ pub struct Counts {
     pub refused: u64,
 }
 
-/// The result of a run.
-#[derive(Debug)]
-pub struct Run {
-    /// The broken invariant, with its step; `None` when all held.
-    pub violation: Option<String>,
-    /// The trace, one line for each event, if requested.
-    pub trace: Vec<String>,
-    /// The number of each thing that was done.
-    pub counts: Counts,
-}
-
 struct World {
     rng: fastrand::Rng,
     planted: Planted,
-    step: usize,
     nodes: Vec<Node>,
     revision: u64,
     record: Record<Process>,
@@ -100,46 +85,37 @@ struct World {
     kernels: BTreeMap<Process, Kernel>,
     /// Whose writes the LUN refuses.
     cut: BTreeSet<Process>,
-    /// Of 100 steps, those in which a node is told wrongly that it is to coordinate, or is not.
+    /// Of 100 steps, those with a wrong candidate: a random node starts or stops being one.
     mistakes: u8,
     /// Somebody who is not in the registry has the filesystem mounted.
     stranger: bool,
     counts: Counts,
-    violation: Option<String>,
-    trace: Option<Vec<String>>,
+    log: Log,
 }
 
 /// Runs a seed to its end, or to the first violation; with a bug planted if one is given.
 #[must_use]
-pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
+pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run<Counts> {
     let mut world = World::new(seed, bug, traced);
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(|| world.run())) {
-        let text = panic_text(&*panic);
-        world.fail(|| format!("a panic: {text}"));
-    }
-    Run { violation: world.violation, trace: world.trace.unwrap_or_default(), counts: world.counts }
+    run_world(&mut world, World::run, |world| &mut world.log);
+    world.log.end(world.counts)
 }
 
 /// Runs many seeds; the violations, in order of seeds.
 #[must_use]
 pub fn many(seeds: Range<u64>, threads: usize, bug: Option<Bug>) -> Vec<(u64, String)> {
-    let simulation = |seed, _, _| {
-        let Run { violation, trace, .. } = run(seed, bug, false);
-        crate::Run { counts: crate::Counts::default(), violation, trace }
-    };
-    crate::many_of(simulation, seeds, threads, None, false, &|_| {}).violations
+    violations(run, seeds, threads, bug)
 }
 
 impl World {
     fn new(seed: u64, bug: Option<Bug>, traced: bool) -> World {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let node = || Node { starts: 0, claim: None, wanted: false, news: VecDeque::new() };
+        let node = || Node { starts: 0, claim: None, news: VecDeque::new() };
         World {
             stranger: rng.u8(0..4) == 0,
             mistakes: rng.u8(1..30),
             rng,
             planted: Planted::new(bug),
-            step: 0,
             nodes: std::iter::repeat_with(node).take(NODES).collect(),
             revision: 0,
             record: Record::default(),
@@ -148,14 +124,13 @@ impl World {
             kernels: BTreeMap::new(),
             cut: BTreeSet::new(),
             counts: Counts::default(),
-            violation: None,
-            trace: traced.then(Vec::new),
+            log: Log::new(traced),
         }
     }
 
     fn run(&mut self) {
-        while self.step < STEPS && self.violation.is_none() {
-            self.step += 1;
+        while self.log.step < STEPS && self.log.violation.is_none() {
+            self.log.step += 1;
             match self.rng.u8(0..100) {
                 0..6 => self.start_one(),
                 6..8 => self.kill_one(),
@@ -164,20 +139,20 @@ impl World {
                     // An operator, or a node that takes itself for the candidate.
                     let node = self.rng.usize(0..NODES);
                     let wanted = self.rng.bool();
-                    self.tell_wanted(node, wanted);
+                    self.step_node(node, Event::Wanted(wanted));
                 }
                 99 => self.stranger = false,
                 _ => self.go_on(),
             }
         }
         self.stranger = false;
-        while !self.is_coordinated() && self.violation.is_none() {
-            self.step += 1;
-            if self.step > STEPS + BOUND {
+        while !self.is_coordinated() && self.log.violation.is_none() {
+            self.log.step += 1;
+            if self.log.step > STEPS + BOUND {
                 let phases: Vec<_> =
                     self.nodes.iter().map(|node| node.claim.as_ref().map(Claim::phase)).collect();
                 let record = self.record.clone();
-                return self.fail(|| format!("I8: nobody coordinates: {phases:?}, {record:?}"));
+                return self.log.fail(|| format!("I8: nobody coordinates: {phases:?}, {record:?}"));
             }
             match self.rng.u8(0..10) {
                 0 => self.start_one(),
@@ -196,18 +171,6 @@ impl World {
         serving.count() == 1 && self.proposals.is_empty() && self.kernels.len() == 1
     }
 
-    fn fail(&mut self, text: impl FnOnce() -> String) {
-        if self.violation.is_none() {
-            self.violation = Some(format!("step {}: {}", self.step, text()));
-        }
-    }
-
-    fn note(&mut self, text: impl FnOnce() -> String) {
-        if let Some(trace) = &mut self.trace {
-            trace.push(format!("{:>5} {}", self.step, text()));
-        }
-    }
-
     fn process(&self, node: usize) -> Process {
         (node, self.nodes[node].starts)
     }
@@ -221,9 +184,9 @@ impl World {
         let Some(number) = self.rng.choice(dead) else { return };
         let node = &mut self.nodes[number];
         node.starts += 1;
-        (node.wanted, node.news) = (false, VecDeque::new());
+        node.news.clear();
         node.claim = Some(Claim::new((number, node.starts), self.planted));
-        self.note(|| format!("n{number} starts"));
+        self.log.note(|| format!("n{number} starts"));
         self.tell(number);
     }
 
@@ -232,7 +195,7 @@ impl World {
         let number = self.rng.usize(0..NODES);
         let process = self.process(number);
         if self.nodes[number].claim.take().is_some() {
-            self.note(|| format!("n{number} dies"));
+            self.log.note(|| format!("n{number} dies"));
             self.work.retain(|(by, _)| *by != process);
         }
     }
@@ -243,13 +206,8 @@ impl World {
             return;
         }
         if let Some(number) = (0..NODES).find(|node| self.nodes[*node].claim.is_some()) {
-            self.tell_wanted(number, true);
+            self.step_node(number, Event::Wanted(true));
         }
-    }
-
-    fn tell_wanted(&mut self, number: usize, wanted: bool) {
-        self.nodes[number].wanted = wanted;
-        self.step_node(number, Event::Wanted(wanted));
     }
 
     /// The registry's present record goes to a node.
@@ -263,12 +221,11 @@ impl World {
     fn step_node(&mut self, number: usize, event: Event<Process>) {
         let process = self.process(number);
         let mut effects = Vec::new();
-        let line = format!("{:>5} n{number}: {event:?}", self.step);
         let Some(claim) = &mut self.nodes[number].claim else { return };
+        self.log.note(|| format!("n{number}: {event:?}"));
         claim.step(event, &mut effects);
-        self.trace.iter_mut().for_each(|trace| trace.push(line.clone()));
         for effect in effects {
-            self.note(|| format!("  {effect:?}"));
+            self.log.note(|| format!("  {effect:?}"));
             let work = match effect {
                 Effect::Propose { number, revision, to } => {
                     self.proposals.push(Proposal { by: process, number, revision, to });
@@ -308,7 +265,7 @@ impl World {
         let Proposal { by, number, revision, to } = self.proposals.swap_remove(index);
         if revision == self.revision {
             (self.revision, self.record) = (revision + 1, to);
-            self.note(|| format!("registry: {:?}", (revision + 1)));
+            self.log.note(|| format!("registry: {:?}", (revision + 1)));
             (0..NODES).for_each(|number| self.tell(number));
         } else {
             self.counts.refused += 1;
@@ -348,9 +305,9 @@ impl World {
         if let Some((other, kernel)) = later {
             let text =
                 format!("I5: {process:?} writes in epoch {epoch} beside {other:?} in epoch {}", kernel.epoch);
-            self.fail(|| text);
+            self.log.fail(|| text);
         } else if self.stranger {
-            self.fail(|| format!("I5: {process:?} writes in epoch {epoch} beside a stranger"));
+            self.log.fail(|| format!("I5: {process:?} writes in epoch {epoch} beside a stranger"));
         }
     }
 
@@ -374,7 +331,7 @@ impl World {
                 self.cut.insert(other);
                 again(self, Work::Fence { process: other, epoch, is_cut: true });
             }
-            // What the LUN has taken before lands still.
+            // Writes that the LUN accepted before the fence still land.
             Work::Fence { process: other, .. } if in_flight(self, other) > 0 => again(self, work),
             Work::Fence { process: other, epoch, .. } => {
                 self.counts.fenced += 1;
@@ -411,7 +368,7 @@ impl World {
             (!self.cut.contains(other) || kernel.in_flight > 0).then_some((*other, kernel.epoch))
         };
         if let Some((other, former)) = self.kernels.iter().find_map(writes) {
-            self.fail(|| {
+            self.log.fail(|| {
                 format!("I5: {process:?} mounts in epoch {epoch} beside {other:?} in epoch {former}")
             });
         }

@@ -8,11 +8,11 @@
 mod checks;
 pub mod claims;
 mod filesystem;
+mod log;
 mod requests;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use weir_volume::lun::coordinator::{self, Coordinator, Job};
 use weir_volume::lun::leases::{Lease, Piece};
@@ -21,6 +21,8 @@ use weir_volume::planted::{Bug, Planted};
 
 use crate::history::History;
 use filesystem::{Copying, Filesystem};
+pub use log::Run;
+use log::{Log, run_world, violations};
 use requests::Pending;
 
 /// Blocks of the file. A byte of the cores' ranges is a block here.
@@ -33,17 +35,6 @@ const STEPS: usize = 600;
 const BOUND: usize = 4_000;
 /// Most requests of the client at once.
 const DEPTH: usize = 5;
-
-/// The result of a run.
-#[derive(Debug)]
-pub struct Run {
-    /// The broken invariant, with its step; `None` when all held.
-    pub violation: Option<String>,
-    /// The trace, one line for each event, if requested.
-    pub trace: Vec<String>,
-    /// The number of each thing that was done.
-    pub counts: Counts,
-}
 
 /// The number of each thing that was done.
 #[derive(Clone, Copy, Debug, Default)]
@@ -105,7 +96,6 @@ fn is_clone(change: u64) -> bool {
 struct World {
     rng: fastrand::Rng,
     planted: Planted,
-    step: usize,
     /// Of 100 steps, those with a fault.
     faults: u8,
     /// The client's requests are within these first blocks: the fewer, the more of them overlap.
@@ -129,35 +119,21 @@ struct World {
     next: u64,
     histories: Vec<History>,
     counts: Counts,
-    violation: Option<String>,
-    trace: Option<Vec<String>>,
+    log: Log,
 }
 
 /// Runs a seed to its end, or to the first violation; with a bug planted if one is given.
 #[must_use]
-pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run {
+pub fn run(seed: u64, bug: Option<Bug>, traced: bool) -> Run<Counts> {
     let mut world = World::new(seed, bug, traced);
-    let ran = catch_unwind(AssertUnwindSafe(|| world.run()));
-    if let Err(panic) = ran {
-        let text = panic_text(&*panic);
-        world.fail(|| format!("a panic: {text}"));
-    }
-    Run { violation: world.violation, trace: world.trace.unwrap_or_default(), counts: world.counts }
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<String>().cloned();
-    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+    run_world(&mut world, World::run, |world| &mut world.log);
+    world.log.end(world.counts)
 }
 
 /// Runs many seeds; the violations, in order of seeds.
 #[must_use]
 pub fn many(seeds: Range<u64>, threads: usize, bug: Option<Bug>) -> Vec<(u64, String)> {
-    let simulation = |seed, _, _| {
-        let Run { violation, trace, .. } = run(seed, bug, false);
-        crate::Run { counts: crate::Counts::default(), violation, trace }
-    };
-    crate::many_of(simulation, seeds, threads, None, false, &|_| {}).violations
+    violations(run, seeds, threads, bug)
 }
 
 impl World {
@@ -169,7 +145,6 @@ impl World {
             used,
             rng,
             planted: Planted::new(bug),
-            step: 0,
             filesystem: Filesystem::new(),
             owner: 0,
             router: None,
@@ -185,14 +160,13 @@ impl World {
             next: 0,
             histories: vec![History::default(); BLOCKS],
             counts: Counts::default(),
-            violation: None,
-            trace: traced.then(Vec::new),
+            log: Log::new(traced),
         }
     }
 
     fn run(&mut self) {
-        while self.step < STEPS && self.violation.is_none() {
-            self.step += 1;
+        while self.log.step < STEPS && self.log.violation.is_none() {
+            self.log.step += 1;
             match self.rng.u8(0..100) {
                 0..30 => self.submit(),
                 30..42 => self.mend(),
@@ -202,11 +176,11 @@ impl World {
             }
             self.check();
         }
-        while !self.has_ended() && self.violation.is_none() {
-            self.step += 1;
-            if self.step > STEPS + BOUND {
+        while !self.has_ended() && self.log.violation.is_none() {
+            self.log.step += 1;
+            if self.log.step > STEPS + BOUND {
                 let left = (self.pending.len(), self.wanted.len());
-                return self.fail(|| format!("I8: {left:?} requests and changes do not end"));
+                return self.log.fail(|| format!("I8: {left:?} requests and changes do not end"));
             }
             if !std::mem::replace(&mut self.path, true) {
                 self.tell_path();
@@ -226,18 +200,6 @@ impl World {
             && self.pending.values().all(|pending| pending.is_lost)
             && self.wanted.is_empty()
             && self.lun_io.is_empty()
-    }
-
-    fn fail(&mut self, text: impl FnOnce() -> String) {
-        if self.violation.is_none() {
-            self.violation = Some(format!("step {}: {}", self.step, text()));
-        }
-    }
-
-    fn note(&mut self, text: impl FnOnce() -> String) {
-        if let Some(trace) = &mut self.trace {
-            trace.push(format!("{:>5} {}", self.step, text()));
-        }
     }
 
     fn number(&mut self) -> u64 {
@@ -271,7 +233,7 @@ impl World {
     fn route(&mut self, event: router::Event) {
         let Some(router) = &mut self.router else { return };
         let (mut effects, owner) = (Vec::new(), self.owner);
-        self.trace.iter_mut().for_each(|trace| trace.push(format!("{:>5} owner: {event:?}", self.step)));
+        self.log.note(|| format!("owner: {event:?}"));
         if let router::Event::Redirected { id, .. } = event
             && let Some(pending) = self.pending.get_mut(&id)
         {
@@ -279,7 +241,7 @@ impl World {
         }
         router.step(event, &mut effects);
         for effect in effects {
-            self.note(|| format!("  {effect:?}"));
+            self.log.note(|| format!("  {effect:?}"));
             match effect {
                 router::Effect::Direct { id, piece } => {
                     self.counts.direct += 1;
@@ -330,12 +292,10 @@ impl World {
     fn coordinate(&mut self, event: coordinator::Event) {
         let Some(coordinator) = &mut self.coordinator else { return };
         let mut effects = Vec::new();
-        self.trace
-            .iter_mut()
-            .for_each(|trace| trace.push(format!("{:>5} coordinator: {event:?}", self.step)));
+        self.log.note(|| format!("coordinator: {event:?}"));
         coordinator.step(event, &mut effects);
         for effect in effects {
-            self.note(|| format!("  {effect:?}"));
+            self.log.note(|| format!("  {effect:?}"));
             match effect {
                 coordinator::Effect::Execute { job, what } => self.begin_job(job, what),
                 coordinator::Effect::Answer { id, grants } => {
@@ -426,7 +386,7 @@ impl World {
 
     fn break_connection(&mut self) {
         if std::mem::take(&mut self.connected) {
-            self.note(|| "the connection breaks".into());
+            self.log.note(|| "the connection breaks".into());
             self.to_coordinator.clear();
             self.to_owner.clear();
             self.working.iter_mut().for_each(|working| working.is_orphan = true);
@@ -439,7 +399,7 @@ impl World {
     fn end_coordinator(&mut self) {
         self.break_connection();
         if self.coordinator.take().is_some() {
-            self.note(|| "the coordinator ends".into());
+            self.log.note(|| "the coordinator ends".into());
             for Working { copying, .. } in std::mem::take(&mut self.working) {
                 self.filesystem.abandon(copying, &mut self.rng);
             }
@@ -450,7 +410,7 @@ impl World {
     fn end_owner(&mut self) {
         self.break_connection();
         if self.router.take().is_some() {
-            self.note(|| "the owner ends".into());
+            self.log.note(|| "the owner ends".into());
             self.pending.values_mut().for_each(|pending| pending.is_lost = true);
         }
     }
@@ -461,7 +421,7 @@ impl World {
             self.fence(|io| io.is_block);
             // The registry names an owner, or a former one that is not proved over.
             self.coordinator = Some(Coordinator::new(true, PIECE, self.planted));
-            self.note(|| "another coordinator".into());
+            self.log.note(|| "another coordinator".into());
             // Operators ask again.
             for (change, range) in self.wanted.clone() {
                 self.coordinate(coordinator::Event::Wanted { change, range });
@@ -470,7 +430,7 @@ impl World {
             self.fence(|_| true);
             self.coordinate(coordinator::Event::OwnerOver);
             self.owner += 1;
-            self.note(|| "another owner".into());
+            self.log.note(|| "another owner".into());
             self.router = Some(Router::new(PIECE, self.planted));
             self.tell_path();
         } else if !self.connected && !self.lun_io.iter().any(|io| io.is_block) {

@@ -53,7 +53,7 @@ impl World {
     pub fn answer(&mut self, id: u64) {
         let now = self.number();
         let Some(Pending { request, began, seen, .. }) = self.pending.remove(&id) else {
-            return self.fail(|| format!("request {id} is answered twice"));
+            return self.log.fail(|| format!("request {id} is answered twice"));
         };
         self.counts.answered += 1;
         for block in request.range.0..request.range.1 {
@@ -61,7 +61,7 @@ impl World {
             match (request.kind, seen.get(&block)) {
                 (Kind::Read, Some(version)) => history.read(*version, began, now),
                 (Kind::Read, None) => {
-                    return self.fail(|| format!("read {id} is answered without block {block}"));
+                    return self.log.fail(|| format!("read {id} is answered without block {block}"));
                 }
                 _ => history.acknowledged(id, now),
             }

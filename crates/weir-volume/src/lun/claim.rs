@@ -22,7 +22,7 @@ use crate::planted::{Bug, Planted};
 pub struct Record<P> {
     /// Grows with each claim.
     pub epoch: u64,
-    /// Who coordinates, or is about to.
+    /// The coordinator; it may not have mounted yet.
     pub coordinator: Option<P>,
     /// Processes that may have the filesystem mounted, the coordinator among them once it mounts.
     pub mounts: BTreeSet<P>,
@@ -136,7 +136,7 @@ pub enum Phase {
     Draining,
 }
 
-/// What this node does with the filesystem.
+/// The state of this node's mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mount {
     No,
@@ -331,7 +331,7 @@ impl<P: Clone + Debug + Ord> Claim<P> {
                 }
                 effects.push(Effect::Mount { epoch });
             }
-            // Whoever comes after this node finds it on the list.
+            // The next coordinator finds this node on the list, and fences it.
             true => self.propose(alone, effects),
             false => {}
         }
