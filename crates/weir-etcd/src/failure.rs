@@ -179,6 +179,7 @@ pub(crate) fn advice(reason: &str) -> &'static str {
         "invalid size",
         "corrupt message",
         "connection reset",
+        "connection was not ready",
     ]) {
         "the scheme (http:// or https://) or the port in registry.etcd may be wrong"
     } else if says(&["Connection refused", "dns error", "unreachable", "No route to host", NO_CONNECTION]) {
