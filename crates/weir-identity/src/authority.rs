@@ -40,8 +40,8 @@ pub enum AuthorityError {
     Certificate(#[from] NotACertificate),
     /// The authority cannot sign at this time.
     #[error(
-        "the cluster's certificate authority is valid from {} to {}, and it is {} by this host's clock; correct the clock, or rotate the authority", 
-        when::at(*.not_before), when::at(*.not_after), when::at(*.now)
+        "the cluster's certificate authority is valid from {} to {}, and it is {} by this host's clock; {}",
+        when::at(*.not_before), when::at(*.not_after), when::at(*.now), remedy(*.not_before, *.now)
     )]
     NotValid {
         /// First second of its validity.
@@ -60,6 +60,15 @@ pub enum AuthorityError {
     /// The encoder refused.
     #[error("the certificate could not be made: {0}")]
     Encoding(#[from] rcgen::Error),
+}
+
+fn remedy(not_before: u64, now: u64) -> &'static str {
+    match now < not_before {
+        true => {
+            "correct the clock; if it is right, the authority was made by one that was ahead, and it signs from that time on"
+        }
+        false => "correct the clock, or rotate the authority",
+    }
 }
 
 /// The registry's record of a certificate. It is written before the certificate is handed out: a certificate without a record

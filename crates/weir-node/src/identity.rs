@@ -375,6 +375,18 @@ impl NodeIdentity {
         Ok(certificate.facts().clone())
     }
 
+    /// Why peers refuse this node, for operators: its own certificate does not count at this time.
+    pub(crate) fn refused_by_peers(&self) -> Option<String> {
+        let why = self.own_certificate().err()?;
+        let advice = match why {
+            Mistrust::NotYet { .. } => {
+                "; if this host's clock is right, that of the host that signed it was ahead: the certificate counts from that time on"
+            }
+            _ => "",
+        };
+        Some(format!("the other nodes refuse node {}: {why}{advice}", self.name))
+    }
+
     /// The address of a node's API over TLS, as last known.
     #[must_use]
     pub fn api_of(&self, node: &str) -> Option<SocketAddr> {
@@ -605,6 +617,24 @@ pub(crate) mod tests {
         joined(directory.path(), &authority(1), "n1", now() - NODE_LIFETIME - 10_000);
         let identity = NodeIdentity::load(directory.path(), "n1").unwrap();
         assert!(matches!(identity.own_certificate(), Err(Mistrust::Expired { .. })));
+        let refused = identity.refused_by_peers().unwrap();
+        assert!(refused.starts_with("the other nodes refuse node n1: the certificate of n"), "{refused}");
+    }
+
+    #[test]
+    fn a_node_says_that_peers_refuse_it_while_its_certificate_is_not_valid_yet() {
+        let directory = tempfile::tempdir().unwrap();
+        joined(directory.path(), &authority(1), "n1", now() + 7_200);
+        let identity = NodeIdentity::load(directory.path(), "n1").unwrap();
+        let refused = identity.refused_by_peers().unwrap();
+        assert!(
+            refused.contains("is not valid before") && refused.contains("counts from that time on"),
+            "{refused}"
+        );
+        let directory = tempfile::tempdir().unwrap();
+        joined(directory.path(), &authority(1), "n1", now());
+        let identity = NodeIdentity::load(directory.path(), "n1").unwrap();
+        assert_eq!(identity.refused_by_peers(), None);
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod hosts;
 use common::await_some;
 use hosts::{Hosts, Process};
 use weir_cluster::registry::{Entry, Registry, Transaction};
-use weir_identity::{Fingerprint, Token};
+use weir_identity::{Authority, ClusterId, Fingerprint, Token};
 
 /// A configuration of host 1 that names another registry.
 fn elsewhere(hosts: &Hosts) {
@@ -131,6 +131,16 @@ fn nobody_is_invited_whom_no_node_could_admit() {
     let other = Token { pins: vec![Fingerprint([7; 32])], ..real };
     join(&other.text(), 4, "has an authority that the token does not name");
     assert!(!hosts.place.path().join("h2/keys/node.pem").exists());
+
+    // What this host trusted in another cluster.
+    let other = Authority::create(ClusterId::random().unwrap(), weir_node::unix_seconds()).unwrap();
+    let trust = hosts.place.path().join("h2/keys/trust.pem");
+    let pem = other.certificate().pem();
+    std::fs::write(&trust, &pem).unwrap();
+    join(&token, 4, &format!("trust.pem is that of cluster {}", other.certificate().cluster()));
+    assert_eq!(std::fs::read_to_string(&trust).unwrap(), pem);
+    // That of an interrupted attempt is no obstacle.
+    std::fs::copy(hosts.place.path().join("h1/keys/trust.pem"), &trust).unwrap();
 
     // A registry where no cluster is, and one that does not answer: with that one, the token decides.
     let text = hosts.place.read("n2.toml").replace("/r.sock", "/other.sock");

@@ -1,5 +1,6 @@
 //! A host that joins: asks the nodes that the token names, and keeps the answer.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -60,6 +61,29 @@ async fn check_registry(config: &Config, token: &Token) -> Result<Option<String>
     ))
 }
 
+/// Refuses where the trust of a cluster is stored that is not the token's: it would be replaced. An interrupted attempt with the
+/// same token has left what the token names.
+fn check_trust(store: &Store, token: &Token) -> Result<(), ApiError> {
+    let trusted = match store.trust() {
+        Ok(trusted) => trusted,
+        Err(StoreError::Missing { .. }) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    if trusted.iter().any(|one| token.pins.contains(&one.fingerprint())) {
+        return Ok(());
+    }
+    let directory = store.directory().display();
+    let clusters = trusted.iter().map(|one| one.cluster().to_string()).collect::<BTreeSet<_>>();
+    let clusters = clusters.into_iter().collect::<Vec<_>>().join(", ");
+    let message = format!(
+        "{directory}/trust.pem is that of cluster {clusters}, and the token does not name its authority; nothing was replaced, and the \
+         cluster was asked nothing"
+    );
+    Err(ApiError::new(ApiErrorKind::Exists, message).hint(format!(
+        "if this host is to be a node of that cluster, use a token of it; if that cluster is gone, move {directory} away, and repeat"
+    )))
+}
+
 /// Joins the cluster that made `token`, at `now`: asks each of `endpoints` in turn, those of the token if there are none.
 /// Repeated after a lost answer, it asks again with the same key. `warn` gets what an operator should know and does not prevent it.
 ///
@@ -84,6 +108,7 @@ pub async fn join(
         }
         error => error.into(),
     })?;
+    check_trust(&store, token)?;
     if let Some(reason) = check_registry(config, token).await? {
         let place = config.registry.place();
         warn(&format!("whether the registry at {place} is the token's cluster's was not checked: {reason}"));

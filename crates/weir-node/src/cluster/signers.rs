@@ -109,7 +109,10 @@ pub fn check(
         return Ok(());
     }
     let own = identity.and_then(|identity| snapshot.nodes.iter().find(|one| one.node == *identity.name()));
+    let refused = identity.and_then(NodeIdentity::refused_by_peers);
     let reason = match identity.map(|identity| admission::key_of(identity.store(), signer)) {
+        // It announces no address, and a host that joins would refuse it, too.
+        Some(Ok(Some(_))) if refused.is_some() => refused,
         Some(Ok(Some(_))) if own.is_none_or(|own| own.api.is_some()) => return Ok(()),
         Some(Ok(Some(_))) => {
             Some("this one has it, and its configuration does not set api.listen".to_owned())

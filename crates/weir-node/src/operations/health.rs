@@ -3,7 +3,7 @@
 //! | level | when |
 //! |---|---|
 //! | at risk | acknowledged data exists in fewer copies than the requested policy names, or in one place that may be lost; a backing file is gone; no copy of a write log is left |
-//! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a node is down; the registry is away, or lacks this node's cluster; this node cannot write its audit log, or what it trusts; a shard hangs; the clocks of nodes differ |
+//! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a node is down; the registry is away, or lacks this node's cluster; this node cannot write its audit log, or what it trusts; the other nodes refuse its certificate; a shard hangs; the clocks of nodes differ |
 //! | ok | none of these |
 
 use weir_cluster::records::Policy;

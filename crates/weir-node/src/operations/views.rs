@@ -64,8 +64,10 @@ impl Operations {
     /// Faults of this node's state directory and keys.
     fn own_faults(&self) -> Vec<String> {
         let audit = self.audit.as_ref().and_then(|audit| audit.fault());
-        let identity = self.node.identity.as_ref().and_then(|identity| identity.unwritten());
-        audit.into_iter().chain(identity).collect()
+        let identity = self.node.identity.as_ref();
+        let unwritten = identity.and_then(|identity| identity.unwritten());
+        let refused = identity.and_then(|identity| identity.refused_by_peers());
+        audit.into_iter().chain(unwritten).chain(refused).collect()
     }
 
     /// Asks the registry, and does not wait for long; not at all where it has been away for a while.
