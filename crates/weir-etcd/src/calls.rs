@@ -164,7 +164,12 @@ impl Core {
                 }
             };
             self.links.leave(endpoint, &again.reason);
-            reasons.insert(endpoint, again.reason);
+            // An attempt that the deadline has cut short says less than the one before it.
+            if Instant::now() < deadline {
+                reasons.insert(endpoint, again.reason);
+            } else {
+                reasons.entry(endpoint).or_insert(again.reason);
+            }
             // First of all: a change that was begun is in doubt, whatever ended it.
             if again.in_doubt && kind == Kind::Change {
                 break;
