@@ -165,10 +165,9 @@ impl Core {
             };
             self.links.leave(endpoint, &again.reason);
             // An attempt that the deadline has cut short says less than the one before it.
-            if Instant::now() < deadline {
-                reasons.insert(endpoint, again.reason);
-            } else {
-                reasons.entry(endpoint).or_insert(again.reason);
+            match reasons.get_mut(&endpoint) {
+                Some(earlier) if Instant::now() >= deadline => *earlier += ", then no answer in time",
+                _ => drop(reasons.insert(endpoint, again.reason)),
             }
             // First of all: a change that was begun is in doubt, whatever ended it.
             if again.in_doubt && kind == Kind::Change {

@@ -65,7 +65,8 @@ pub enum AuthorityError {
 fn remedy(not_before: u64, now: u64) -> &'static str {
     match now < not_before {
         true => {
-            "correct the clock; if it is right, the authority was made by one that was ahead, and it signs from that time on"
+            "correct the clock; if it is right, the authority was made by one that was ahead, and signs from that time on: \
+             set the cluster up anew, in another identity.directory and registry.prefix"
         }
         false => "correct the clock, or rotate the authority",
     }

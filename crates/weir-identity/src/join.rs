@@ -357,6 +357,9 @@ fn free(records: Records<'_>, name: &Name, wanted: &Wanted, now: u64) -> Result<
 /// Decides on the renewal of a node's certificate. `presented` is the certificate of the connection, see [`crate::other_end`];
 /// `hosts` the names and addresses that the node may have beside its name.
 ///
+/// `signs`: the node itself has the authority's key, and renews its own certificate: also one that has ended, because nobody else may be
+/// there to sign.
+///
 /// # Errors
 /// [`JoinRefused`]. A certificate without a record renews nothing: a thief of an authority's key would turn forged certificates
 /// into real ones, which outlive that authority.
@@ -367,6 +370,7 @@ pub fn renew(
     hosts: &[Host],
     request: &RenewRequest,
     (now, lifetime): (u64, u64),
+    signs: bool,
 ) -> Result<Admission, JoinRefused> {
     let Identity::Node(node) = &presented.identity else { return Err(JoinRefused::NotANode) };
     let revoked = records.revoked.record;
@@ -381,7 +385,7 @@ pub fn renew(
     if !records.issued.iter().any(|record| record.facts == *presented && trusted(record)) {
         return Err(JoinRefused::NoRecord(node.name.clone()));
     }
-    if now > presented.not_after {
+    if now > presented.not_after && !signs {
         return Err(JoinRefused::Ended(node.name.clone()));
     }
     let (signer, early) =

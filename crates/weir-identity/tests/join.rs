@@ -164,9 +164,16 @@ fn a_host_joins_and_renews() {
 
     let again = joiner("b", &[]);
     let now = facts.renew_at();
-    let renewed =
-        renew(&cluster.authority, cluster.records(None), &facts, &[], &again.renewal(), (now, NODE_LIFETIME))
-            .unwrap();
+    let renewed = renew(
+        &cluster.authority,
+        cluster.records(None),
+        &facts,
+        &[],
+        &again.renewal(),
+        (now, NODE_LIFETIME),
+        false,
+    )
+    .unwrap();
     assert_eq!(renewed.token, None);
     let pins: Vec<Fingerprint> = joined.authorities.iter().map(CaCertificate::fingerprint).collect();
     let renewed = again.complete(&renewed.answer, &pins, now).unwrap();
@@ -435,7 +442,7 @@ fn only_a_node_renews_and_only_its_own() {
         let hosts: Vec<_> = hosts.iter().map(|one| host(one)).collect();
         let records = cluster.records(None);
         let due = presented.renew_at();
-        renew(&cluster.authority, records, presented, &hosts, &joiner.renewal(), (due, NODE_LIFETIME))
+        renew(&cluster.authority, records, presented, &hosts, &joiner.renewal(), (due, NODE_LIFETIME), false)
     };
     assert!(ask(&cluster, facts, &joiner("b", &["b.example"]), &["b.example"]).is_ok());
     assert!(
@@ -507,8 +514,15 @@ fn a_renewal_that_a_revocation_has_missed_ends_with_the_readmission() {
     let known = cluster.issued_facts();
     let due = known[0].renew_at();
     let request = joiner("b", &[]).renewal();
-    let renewal =
-        renew(&cluster.authority, cluster.records(None), &known[0], &[], &request, (due, NODE_LIFETIME));
+    let renewal = renew(
+        &cluster.authority,
+        cluster.records(None),
+        &known[0],
+        &[],
+        &request,
+        (due, NODE_LIFETIME),
+        false,
+    );
     cluster.commit(renewal.unwrap()).unwrap();
     // The revocation has read the certificates before; and it is spelled in another way.
     cluster.revoked = cluster.revoked.with_name(Holder::Node, &name("B"), &known, "stolen", due);
@@ -535,7 +549,15 @@ fn a_replaced_certificate_does_not_lock_its_key_out() {
     cluster.join(&sent(&host, &token, NOW), NOW).unwrap();
     let refused = |facts: &Facts| {
         let request = joiner("b", &[]).renewal();
-        word(renew(&cluster.authority, cluster.records(None), facts, &[], &request, (NOW, NODE_LIFETIME)))
+        word(renew(
+            &cluster.authority,
+            cluster.records(None),
+            facts,
+            &[],
+            &request,
+            (NOW, NODE_LIFETIME),
+            false,
+        ))
     };
     assert_eq!(
         refused(&issued[0]),
@@ -566,7 +588,7 @@ fn a_forged_certificate_renews_nothing() {
     let facts = issued.record.facts.clone();
     let ask = |cluster: &Cluster, facts: &Facts, now: u64| {
         let request: RenewRequest = joiner("b", &[]).renewal();
-        renew(&cluster.authority, cluster.records(None), facts, &[], &request, (now, NODE_LIFETIME))
+        renew(&cluster.authority, cluster.records(None), facts, &[], &request, (now, NODE_LIFETIME), false)
     };
     // Signed by the authority's stolen key, so that a handshake accepts it, and never recorded.
     let no_record =
@@ -580,6 +602,9 @@ fn a_forged_certificate_renews_nothing() {
     assert!(word(ask(&cluster, &stretched, NOW)).starts_with(no_record));
     assert!(ask(&cluster, &facts, facts.not_after).is_ok());
     assert!(word(ask(&cluster, &facts, facts.not_after + 1)).contains("has ended; join with a new token"));
+    // Of a node that signs itself: nobody else may be there.
+    let (request, late) = (joiner("b", &[]).renewal(), (facts.not_after + DAY, NODE_LIFETIME));
+    assert!(renew(&cluster.authority, cluster.records(None), &facts, &[], &request, late, true).is_ok());
     // Again and again, and nothing of it is used.
     for _ in 1..8 {
         let admission = ask(&cluster, &facts, due).unwrap();
@@ -617,7 +642,7 @@ fn of_two_decisions_on_one_state_only_one_counts() {
         let name = facts.identity.name().unwrap().to_string();
         let request = joiner(&name, &[]).renewal();
         let due = (facts.renew_at(), NODE_LIFETIME);
-        renew(&cluster.authority, cluster.records(None), &facts, &[], &request, due).unwrap()
+        renew(&cluster.authority, cluster.records(None), &facts, &[], &request, due, false).unwrap()
     };
     cluster.authorities.insert(0, authority(1).certificate().clone());
     assert_eq!(cluster.commit(join).unwrap_err().record, RecordId::Authorities);
@@ -667,7 +692,9 @@ fn an_authority_signs_nothing_that_outlives_it() {
     let issue = |now, lifetime| ca.issue_node(&name("b"), &[], &key, now, lifetime);
     let last = issue(end - DAY, NODE_LIFETIME).unwrap().record.facts;
     assert_eq!(last.not_after, end);
-    for now in [NOW - HOUR, end - 60, end + 1, u64::MAX] {
+    let early = issue(NOW - HOUR, NODE_LIFETIME).unwrap_err().to_string();
+    assert!(early.contains("correct the clock; if it is right"), "{early}");
+    for now in [end - 60, end + 1, u64::MAX] {
         assert!(
             issue(now, NODE_LIFETIME).unwrap_err().to_string().contains("correct the clock, or rotate"),
             "{now}"

@@ -99,7 +99,8 @@ impl Audit {
     }
 
     fn append(&self, file: &mut File, text: &str) -> std::io::Result<()> {
-        if file.metadata()?.len() >= LARGEST {
+        let length = file.metadata()?.len();
+        if length >= LARGEST {
             match std::fs::rename(&self.path, self.path.with_extension("jsonl.1")) {
                 // An earlier attempt could not make the new file.
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
@@ -107,8 +108,12 @@ impl Audit {
             }
             *file = open(&self.path)?;
         }
+        let length = if length >= LARGEST { 0 } else { length };
         // One call: lines of two processes do not mix.
-        file.write_all(text.as_bytes())
+        file.write_all(text.as_bytes()).inspect_err(|_| {
+            // On a full file system its beginning may be there: the next line must not follow on it.
+            let _ = file.set_len(length);
+        })
     }
 }
 

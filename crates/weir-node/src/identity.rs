@@ -112,8 +112,7 @@ impl IdentityError {
     pub(crate) fn of_registry(self, registry: &str, identity: &NodeIdentity) -> IdentityError {
         match self {
             IdentityError::Trust { source: source @ BadTrust::OtherCluster(_), .. } => {
-                let (registry, directory) = (registry.to_owned(), identity.store().directory().to_path_buf());
-                IdentityError::OtherRegistry { registry, directory, source }
+                identity.other_registry(registry.to_owned(), source)
             }
             other => other,
         }
@@ -286,6 +285,11 @@ impl NodeIdentity {
     /// Why what this node trusts could not be stored, for operators.
     pub(crate) fn unwritten(&self) -> Option<String> {
         lock(&self.unwritten).clone()
+    }
+
+    /// The registry is another cluster's.
+    pub(crate) fn other_registry(&self, registry: String, source: BadTrust) -> IdentityError {
+        IdentityError::OtherRegistry { registry, directory: self.store.directory().to_path_buf(), source }
     }
 
     /// The registry has no cluster, and this node is a member of one: for the operator.
@@ -506,7 +510,7 @@ impl NodeIdentity {
         let stored = self.store_trust(&authorities, &revoked);
         *lock(&self.unwritten) = stored.as_ref().err().map(|error| {
             format!(
-                "node {} cannot store whom it trusts, and would start with what it trusted before: {error}",
+                "node {} cannot store whom it trusts, and would start with what it trusted before if the registry is away then: {error}",
                 self.name
             )
         });

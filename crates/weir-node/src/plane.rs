@@ -126,7 +126,7 @@ pub async fn join(
 }
 
 /// A registry whose content is, or will be, in another one has no nodes.
-async fn check_usable(registry: &dyn Registry, config: &Config) -> Result<(), RegistryError> {
+pub(crate) async fn check_usable(registry: &dyn Registry, config: &Config) -> Result<(), RegistryError> {
     let name = format!("the registry at {}", config.registry.place());
     match (Named { registry, name: &name }).check_usable().await {
         Err(MigrationError::Registry { source, .. }) => Err(source),

@@ -8,7 +8,9 @@ mod hosts;
 use common::await_some;
 use hosts::{Hosts, Process};
 use weir_cluster::registry::{Entry, Registry, Transaction};
-use weir_identity::{Authority, ClusterId, Fingerprint, Token};
+use weir_identity::{
+    Authority, ClusterId, Credentials, Fingerprint, Holder, Key, NODE_LIFETIME, Revocations, Store, Token,
+};
 
 /// A configuration of host 1 that names another registry.
 fn elsewhere(hosts: &Hosts) {
@@ -83,6 +85,23 @@ fn a_node_without_identity_is_no_member_of_a_cluster_with_identities() {
     let refused = hosts.place.fails("node --config plain.toml", 4);
     assert!(refused.contains("has identities, and this node has none"), "{refused}");
     assert!(refused.contains("r.sock") && refused.contains("weir cluster join"), "{refused}");
+}
+
+#[test]
+fn a_certificate_that_others_refuse_is_in_the_health_line() {
+    let mut hosts = Hosts::new();
+    hosts.place.ok("cluster init --config n1.toml");
+    let store = Store::open(&hosts.place.path().join("h1/keys")).unwrap();
+    let (key, later) = (Key::generate().unwrap(), weir_node::unix_seconds() + 7_200);
+    let name = "n1".parse().unwrap();
+    let issued =
+        store.authority().unwrap().issue_node(&name, &[], &key.public(), later, NODE_LIFETIME).unwrap();
+    store.replace_node(&Credentials::new(key, issued.chain).unwrap()).unwrap();
+    hosts.start(1);
+    let health = hosts.place.json("status --api h1/api.sock")["health"].to_string();
+    assert!(health.contains("the other nodes refuse node n1: the certificate of n"), "{health}");
+    let refused = hosts.place.fails("cluster invite --api h1/api.sock", 4);
+    assert!(refused.contains("is not valid before") && !refused.contains("api.listen"), "{refused}");
 }
 
 #[test]
@@ -177,5 +196,10 @@ fn nobody_is_invited_whom_no_node_could_admit() {
     std::fs::rename(ca.with_extension("away"), &ca).unwrap();
     std::fs::write(&ca, &whole).unwrap();
     hosts.place.ok(invite);
+    // A former node of that name was revoked; this one was invited.
+    let (store, name) = (Store::open(&hosts.place.path().join("h2/keys")).unwrap(), "n2".parse().unwrap());
+    let former = Revocations::default().with_name(Holder::Node, &name, [], "stolen", 1);
+    store.replace_revocations(&former).unwrap();
     hosts.place.ok(&format!("cluster join --config n2.toml --token {token}"));
+    assert!(!store.revocations().unwrap().names_node(&name));
 }

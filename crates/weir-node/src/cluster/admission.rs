@@ -53,7 +53,7 @@ pub async fn join(
     .await
 }
 
-/// Decides on the renewal of a node that has `presented` its certificate, and writes the decision.
+/// Decides on the renewal of a node that has `presented` its certificate, and writes the decision. `own`: it is this node.
 ///
 /// # Errors
 /// As [`join`].
@@ -62,13 +62,14 @@ pub async fn renewal(
     store: &Store,
     presented: &Facts,
     request: &RenewRequest,
+    own: bool,
     now: u64,
 ) -> Result<Option<JoinAnswer>, ApiError> {
     decide(registry, store, |authority, snapshot| {
         // Those that its invitation allowed.
-        let own = snapshot.issued.iter().find(|one| one.facts.serial == presented.serial);
-        let hosts = own.map(|one| &one.hosts[..]).unwrap_or_default();
-        renew(authority, snapshot.records(None), presented, hosts, request, (now, NODE_LIFETIME))
+        let record = snapshot.issued.iter().find(|one| one.facts.serial == presented.serial);
+        let hosts = record.map(|one| &one.hosts[..]).unwrap_or_default();
+        renew(authority, snapshot.records(None), presented, hosts, request, (now, NODE_LIFETIME), own)
     })
     .await
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use weir_cluster::records::{Record, keys};
 use weir_cluster::registry::{Registry, RegistryError, Transaction};
-use weir_identity::{CaCertificate, Mistrust};
+use weir_identity::{BadTrust, CaCertificate, Mistrust};
 
 use super::records::{Announced, Snapshot, Unusable, announced};
 use super::{admission, signers};
@@ -15,6 +15,7 @@ use crate::config::Config;
 use crate::control::Node;
 use crate::identity::{IdentityError, NodeIdentity};
 use crate::patience::Told;
+use crate::plane::check_usable;
 
 /// Pause after a failure, or where no authority exists yet.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -40,7 +41,11 @@ pub async fn check(
         };
         match (read, identity) {
             // Not refused: its content may be restored in a while. There is no disk to serve until then.
-            (Ok(snapshot), Some(identity)) if snapshot.is_blank() => waits(&identity.no_cluster()),
+            (Ok(snapshot), Some(identity)) if snapshot.is_blank() => {
+                // One that is only half migrated must not be restored from a backup.
+                let unusable = check_usable(registry, config).await.err();
+                waits(&unusable.map_or_else(|| identity.no_cluster(), |error| error.to_string()));
+            }
             (Ok(snapshot), _) => break snapshot,
             (Err(Unusable::Registry(error @ RegistryError::Unavailable { .. })), _) => {
                 waits(&error.to_string())
@@ -65,11 +70,22 @@ pub async fn check(
         let reason = lost(identity, &snapshot);
         tracing::error!("{reason}; what this node trusted last counts");
         identity.set_without_cluster(Some(reason));
-        return Ok(());
+        let own = identity.certificate().identity.cluster();
+        if let Some(other) = snapshot.issued.iter().find(|one| one.facts.identity.cluster() != own) {
+            return Err(identity.other_registry(place(), BadTrust::OtherCluster(other.ca)));
+        }
     }
-    identity
-        .set_trust(snapshot.trusted().to_vec(), snapshot.revoked.0.clone(), |_| {})
-        .map_err(|error| error.of_registry(&place(), identity))?;
+    let trusted = match snapshot.trusted() {
+        [] => identity.tls().trust.get().authorities().to_vec(),
+        trusted => trusted.to_vec(),
+    };
+    match identity.set_trust(trusted, snapshot.revoked.0.clone(), |_| {}) {
+        // The new trust holds, as it does in a node that runs; the health line has the fault.
+        Err(error @ IdentityError::Store(_)) => {
+            tracing::error!(%error, "whom this node trusts is not stored")
+        }
+        set => set.map_err(|error| error.of_registry(&place(), identity))?,
+    }
     match identity.check_stored() {
         Ok(()) | Err(Mistrust::Expired { .. } | Mistrust::NotYet { .. }) => Ok(()),
         Err(source) => Err(IdentityError::mistrusted(identity.store().directory(), identity.name(), source)),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use rustls::ClientConfig;
 use weir_identity::{
-    CaCertificate, Credentials, Endpoint, Fingerprint, Host, JoinAnswer, Joiner, Store, StoreError, Token,
-    joining_client, provider,
+    CaCertificate, Credentials, Endpoint, Fingerprint, Host, JoinAnswer, Joined as Admitted, Joiner,
+    Revocations, Store, StoreError, Token, joining_client, provider,
 };
 
 use super::records::Snapshot;
@@ -80,7 +80,8 @@ fn check_trust(store: &Store, token: &Token) -> Result<(), ApiError> {
          cluster was asked nothing"
     );
     Err(ApiError::new(ApiErrorKind::Exists, message).hint(format!(
-        "if this host is to be a node of that cluster, use a token of it; if that cluster is gone, move {directory} away, and repeat"
+        "if this host is to be a node of that cluster, use a token of it, and if its authority was rotated since, move trust.pem away, and \
+         repeat; if that cluster is gone, move {directory} away, and repeat"
     )))
 }
 
@@ -98,6 +99,9 @@ pub async fn join(
     warn: impl Fn(&str),
 ) -> Result<Joined, ApiError> {
     let (store, name) = own(config)?;
+    if matches!(store.node(), Err(StoreError::Missing { .. })) {
+        check_trust(&store, token)?;
+    }
     let key = store.joining_key().map_err(|error| match error {
         StoreError::Exists { path } => {
             let message = format!("this host has joined a cluster already: {} exists", path.display());
@@ -108,7 +112,6 @@ pub async fn join(
         }
         error => error.into(),
     })?;
-    check_trust(&store, token)?;
     if let Some(reason) = check_registry(config, token).await? {
         let place = config.registry.place();
         warn(&format!("whether the registry at {place} is the token's cluster's was not checked: {reason}"));
@@ -120,7 +123,7 @@ pub async fn join(
     let answer = ask(endpoints, &Arc::new(tls), &body).await?;
     let joined = joiner.complete(&answer, &token.pins, now()).map_err(failed)?;
     let credentials: &Credentials = &joined.credentials;
-    keep(&store, credentials, &joined.authorities).map_err(|error| {
+    keep(&store, &joined, now()).map_err(|error| {
         ApiError::from(error).hint(
             "the cluster has admitted this host: once that is mended, run the same command with the same token again",
         )
@@ -134,10 +137,13 @@ pub async fn join(
 }
 
 /// Stores what the cluster has answered.
-fn keep(store: &Store, credentials: &Credentials, authorities: &[CaCertificate]) -> Result<(), StoreError> {
-    store.replace_trust(authorities)?;
+fn keep(store: &Store, joined: &Admitted, now: u64) -> Result<(), StoreError> {
+    store.replace_trust(&joined.authorities)?;
+    // A former node of this host may have been revoked by name; its certificates stay revoked.
+    let former = store.revocations()?;
+    store.replace_revocations(&Revocations::default().with_certificates_of(&former, now))?;
     // Last: a host with it has joined.
-    store.create_node(credentials)?;
+    store.create_node(&joined.credentials)?;
     store.forget_joining_key()
 }
 

@@ -93,15 +93,13 @@ fn lasts(facts: &Facts) -> String {
 /// Gets a certificate for a new key, stores it and uses it for handshakes from now on.
 async fn renew(node: &Node, identity: &NodeIdentity, own: &Facts) -> Result<Facts, ApiError> {
     let failed = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Failed, error.to_string());
-    match identity.own_certificate() {
+    let ended = match identity.own_certificate() {
         Err(why @ Mistrust::Expired { .. }) => {
-            return Err(
-                failed(&why).hint("join with a new token: `weir cluster revoke`, then `invite --readmit`")
-            );
+            Some(failed(&why).hint("join with a new token: `weir cluster revoke`, then `invite --readmit`"))
         }
         Err(why) => return Err(failed(&why)),
-        Ok(_) => {}
-    }
+        Ok(_) => None,
+    };
     let snapshot = Snapshot::read(&*node.registry).await?;
     let record = snapshot.issued.iter().find(|one| one.facts.serial == own.serial);
     let hosts = record.map(|one| one.hosts.clone()).unwrap_or_default();
@@ -112,12 +110,16 @@ async fn renew(node: &Node, identity: &NodeIdentity, own: &Facts) -> Result<Fact
         let body = serde_json::to_vec(&request).map_err(|error| failed(&error))?;
         signers::ask(identity, &snapshot, RENEW, &body, 1).await
     };
-    let answer = match admission::renewal(&*node.registry, identity.store(), own, &request, now()).await {
-        Ok(Some(answer)) => answer,
-        Ok(None) => ask().await?,
+    let own_answer = admission::renewal(&*node.registry, identity.store(), own, &request, true, now()).await;
+    let answer = match (own_answer, ended) {
+        // Also after its end: nobody else may be there who could sign.
+        (Ok(Some(answer)), _) => answer,
+        // Another node would refuse it.
+        (_, Some(ended)) => return Err(ended),
+        (Ok(None), None) => ask().await?,
         // A copy of the authority's key that this node cannot use keeps no other node from signing.
-        Err(error) if error.kind == ApiErrorKind::Unavailable => ask().await.map_err(|_| error)?,
-        Err(error) => return Err(error),
+        (Err(error), None) if error.kind == ApiErrorKind::Unavailable => ask().await.map_err(|_| error)?,
+        (Err(error), None) => return Err(error),
     };
     let pins: Vec<_> = snapshot.trusted().iter().map(|one| one.fingerprint()).collect();
     let renewed = joiner.complete(&answer, &pins, now()).map_err(|error| failed(&error))?;

@@ -1,5 +1,6 @@
 //! The first node: makes the cluster's authority and its own certificate.
 
+use weir_cluster::records::keys;
 use weir_cluster::registry::{Registry, Transaction};
 use weir_identity::{
     Authorities, Authority, ClusterId, Condition, Credentials, Host, Issued, NODE_LIFETIME, Name, Names,
@@ -42,6 +43,7 @@ pub async fn init(
     registry: &dyn Registry,
     hosts: &[Host],
     now: u64,
+    warn: impl Fn(&str),
 ) -> Result<Made, ApiError> {
     let (store, name) = own(config)?;
     refuse_member(&store)?;
@@ -84,12 +86,30 @@ pub async fn init(
             "the registry has the cluster already: once that is mended, run the same command again, and it goes on",
         )
     })?;
+    if let Some(strangers) = without_identity(registry, &name).await {
+        warn(&strangers);
+    }
     let certificate = authority.certificate();
     Ok(Made {
         cluster: certificate.cluster().to_string(),
         authority: certificate.fingerprint().to_string(),
         node: name,
         directory: config.identity.directory.clone().unwrap_or_default(),
+    })
+}
+
+/// Nodes that run in this registry: none of them has an identity of the cluster that has just been made.
+async fn without_identity(registry: &dyn Registry, own: &Name) -> Option<String> {
+    let listing = registry.list(keys::SESSIONS).await.ok()?;
+    let names: Vec<&str> =
+        listing.entries.iter().filter_map(|one| one.key.strip_prefix(keys::SESSIONS)).collect();
+    let others: Vec<&str> = names.into_iter().filter(|name| *name != own.as_str()).collect();
+    (!others.is_empty()).then(|| {
+        format!(
+            "these nodes run without an identity of this cluster: {}. Nodes with one cannot speak with them, and they are refused at \
+             their next start: stop them, and have each of their hosts join",
+            others.join(", ")
+        )
     })
 }
 

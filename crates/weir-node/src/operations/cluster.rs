@@ -184,7 +184,8 @@ impl Operations {
         let request = RenewRequest::decode(body)
             .map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
         let store = self.identity()?.store();
-        let answer = admission::renewal(&*self.node.registry, store, presented, &request, now()).await?;
+        let answer =
+            admission::renewal(&*self.node.registry, store, presented, &request, false, now()).await?;
         answer.ok_or_else(|| {
             ApiError::new(
                 ApiErrorKind::Unavailable,

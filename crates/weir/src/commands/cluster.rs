@@ -113,7 +113,7 @@ fn init(own: &OwnArgs) -> Result<Made, Failure> {
     }
     runtime()?.block_on(async {
         let registry = weir_node::registry(&config)?;
-        Ok(setup::init(&config, &*registry, &own.hosts, now()).await?)
+        Ok(setup::init(&config, &*registry, &own.hosts, now(), note).await?)
     })
 }
 

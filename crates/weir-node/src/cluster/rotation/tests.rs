@@ -27,7 +27,7 @@ impl Cluster {
             directory.path().join("keys").display()
         );
         let config = Config::parse(&text, std::path::Path::new("weir.toml")).unwrap();
-        setup::init(&config, &registry, &[], NOW).await.unwrap();
+        setup::init(&config, &registry, &[], NOW, |_| {}).await.unwrap();
         let store = Store::open(&directory.path().join("keys")).unwrap();
         let cluster = Cluster { directory, registry, store, turns: Mutex::default() };
         cluster.announces("n1").await;

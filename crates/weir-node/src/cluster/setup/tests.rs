@@ -28,13 +28,17 @@ impl Place {
     }
 
     async fn init(&self, registry: &Embedded) -> Result<Made, ApiError> {
+        self.init_with(registry, |_| {}).await
+    }
+
+    async fn init_with(&self, registry: &Embedded, warn: impl Fn(&str)) -> Result<Made, ApiError> {
         let text = format!(
             "name = \"n1\"\nstate_dir = \"/nonexistent\"\n[registry]\nsocket = \"/nonexistent/r\"\n[identity]\ndirectory = \"{}\"\n\
              [peers]\nlisten = \"127.0.0.1:0\"\n",
             self.keys().display()
         );
         let config = Config::parse(&text, std::path::Path::new("weir.toml")).unwrap();
-        init(&config, registry, &[], NOW).await
+        init(&config, registry, &[], NOW, warn).await
     }
 
     /// All files with their contents.
@@ -50,6 +54,19 @@ impl Place {
 
 async fn snapshot(registry: &Embedded) -> Snapshot {
     Snapshot::read(registry).await.unwrap()
+}
+
+#[tokio::test]
+async fn nodes_without_identity_are_named() {
+    let place = Place::new();
+    let registry = place.registry("registry");
+    let session = |name: &str| Transaction::new().put(keys::session(name), "1");
+    registry.transact(session("n1")).await.unwrap();
+    registry.transact(session("n9")).await.unwrap();
+    let told = std::cell::RefCell::new(Vec::new());
+    place.init_with(&registry, |text| told.borrow_mut().push(text.to_owned())).await.unwrap();
+    let told = told.into_inner();
+    assert!(matches!(&told[..], [one] if one.contains("this cluster: n9. Nodes with one")), "{told:?}");
 }
 
 #[tokio::test]
