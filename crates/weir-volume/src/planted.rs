@@ -43,21 +43,24 @@ pub enum Bug {
     ForgetMounts,
     /// A proof that a process is fenced counts in a later epoch, when the process was admitted again (I5).
     KeepProofs,
-    /// A node lets itself write to the LUN again after it is on the list, and so perhaps after it was fenced (I5).
-    AdmitLate,
-    /// A node is on the list while an admission of an earlier epoch is under way, which undoes a fence (I5).
-    SecondAdmission,
-    /// A node claims with itself on the list from an earlier mount, and mounts without another entry: it may have been fenced between
-    /// its claim and its admission (I5).
-    ClaimListed,
+    /// A node lets itself write to the LUN again while it is on the list: it may have been fenced (I5).
+    AdmitListed,
+    /// A process lets its node write to the LUN while a former process of the node may write there (I4, I5).
+    AdmitBesideFormer,
+    /// A fenced node lets itself write to the LUN before what its owners issued under their leases has ended (I4).
+    AdmitBeforeDrop,
+    /// A node claims while its admission is under way, which undoes a later fence (I5).
+    ClaimUnadmitted,
+    /// A node mounts while a proposal that was not answered may take it from the list (I5).
+    MountInDoubt,
     /// The late refusal of an earlier proposal is taken for that of the present one, which may be committed still (I5).
     LateRefusal,
-    /// Nodes claim a volume from each other for ever (I8).
-    Duel,
     /// A coordinator leaves the list before it has unmounted (I5).
     ReleaseBeforeUnmount,
     /// A coordinator mounts beside a stranger whose heartbeat it could see (I5).
     IgnoreHeartbeat,
+    /// A coordinator looks for the heartbeats of strangers before its own one is written (I5).
+    ListenFirst,
 }
 
 impl Bug {
@@ -80,18 +83,20 @@ impl Bug {
     ];
 
     /// Those of the volume's coordinator: of its claim, fences and mount.
-    pub const CLAIMS: [Bug; 11] = [
+    pub const CLAIMS: [Bug; 13] = [
         Bug::MountBeforeFence,
         Bug::MountUnlisted,
         Bug::ForgetMounts,
         Bug::KeepProofs,
-        Bug::AdmitLate,
-        Bug::SecondAdmission,
-        Bug::ClaimListed,
+        Bug::AdmitListed,
+        Bug::AdmitBesideFormer,
+        Bug::AdmitBeforeDrop,
+        Bug::ClaimUnadmitted,
+        Bug::MountInDoubt,
         Bug::LateRefusal,
-        Bug::Duel,
         Bug::ReleaseBeforeUnmount,
         Bug::IgnoreHeartbeat,
+        Bug::ListenFirst,
     ];
 
     /// All of them.
@@ -121,13 +126,15 @@ impl Bug {
             Bug::MountUnlisted => "mount-unlisted",
             Bug::ForgetMounts => "forget-mounts",
             Bug::KeepProofs => "keep-proofs",
-            Bug::AdmitLate => "admit-late",
-            Bug::SecondAdmission => "second-admission",
-            Bug::ClaimListed => "claim-listed",
+            Bug::AdmitListed => "admit-listed",
+            Bug::AdmitBesideFormer => "admit-beside-former",
+            Bug::AdmitBeforeDrop => "admit-before-drop",
+            Bug::ClaimUnadmitted => "claim-unadmitted",
+            Bug::MountInDoubt => "mount-in-doubt",
             Bug::LateRefusal => "late-refusal",
-            Bug::Duel => "duel",
             Bug::ReleaseBeforeUnmount => "release-before-unmount",
             Bug::IgnoreHeartbeat => "ignore-heartbeat",
+            Bug::ListenFirst => "listen-first",
         }
     }
 }

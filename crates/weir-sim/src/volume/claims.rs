@@ -1,13 +1,15 @@
 //! Simulates who coordinates a volume (`VOLUME.md` §2): the production core [`Claim`] on a few nodes, beside a registry whose answers are
-//! lost and late, and kernels that write to the LUN without being asked, also when their node is dead.
+//! lost and late, kernels that write to the LUN without being asked, also when their process is dead, and owners of disks that write
+//! there directly.
 //!
-//! Checked after every step: no kernel writes below the epoch of another one that has mounted since (I5), and none mounts beside one
-//! that may write. In the end the faults stop, and one node has to coordinate (I8).
+//! Checked after every step: no kernel writes below the epoch of another one that has mounted since, and none mounts beside one that may
+//! write (I5); no direct write from before a fence lands after it (I4). In the end the faults stop, one node has to coordinate, and each
+//! may write (I8).
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
-use weir_volume::lun::claim::{Claim, Effect, Event, Phase, Record};
+use weir_volume::lun::claim::{Claim, Effect, Event, Phase, Process, Record};
 use weir_volume::planted::{Bug, Planted};
 
 use super::log::{Log, Run, run_world, violations};
@@ -15,32 +17,42 @@ use super::log::{Log, Run, run_world, violations};
 /// Nodes of the cluster.
 const NODES: usize = 3;
 /// Steps with faults.
-const STEPS: usize = 500;
+const STEPS: usize = 1_500;
 /// Steps in which a coordinator must be found.
-const BOUND: usize = 3_000;
-/// Most writes of a kernel that are on their way to the LUN.
+const BOUND: usize = 5_000;
+/// Most writes of a kernel, or direct writes of a process, that are on their way to the LUN.
 const IN_FLIGHT: usize = 3;
 
-/// A node's process: its number, and how often it has started.
-type Process = (usize, u64);
+type Id = Process<usize>;
 
 /// Work that a process has begun.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Work {
-    Admit { epoch: u64 },
-    Fence { process: Process, epoch: u64, is_cut: bool },
-    Listen { epoch: u64 },
+    Vacate,
+    DropLeases,
+    Admit { number: u64 },
+    Confirm { epoch: u64 },
+    Fence { process: Id, epoch: u64, is_cut: bool },
+    Beat { number: u64 },
+    Listen { number: u64 },
     Mount { epoch: u64, is_begun: bool },
     Unmount,
+}
+
+impl Work {
+    /// A command for the LUN: the kernel carries it out, whatever becomes of the process.
+    fn outlives_process(&self) -> bool {
+        matches!(self, Work::Admit { .. } | Work::Fence { .. })
+    }
 }
 
 /// A proposal on its way to the registry.
 #[derive(Debug)]
 struct Proposal {
-    by: Process,
+    by: Id,
     number: u64,
     revision: u64,
-    to: Record<Process>,
+    to: Record<usize>,
 }
 
 /// A filesystem that is mounted.
@@ -51,13 +63,42 @@ struct Kernel {
     in_flight: usize,
 }
 
+/// A write of an owner that its host has not sent yet.
+#[derive(Debug)]
+struct Direct {
+    by: Id,
+    /// The admission under which it was issued.
+    admission: u64,
+    /// The number of fences of the node before.
+    fences: u64,
+}
+
 #[derive(Debug)]
 struct Node {
     starts: u64,
     /// `None` while it is dead.
-    claim: Option<Claim<Process>>,
-    /// The registry's news on their way.
-    news: VecDeque<Event<Process>>,
+    claim: Option<Claim<usize>>,
+    /// The registry's news on their way, in their order.
+    news: VecDeque<Event<usize>>,
+    /// Answers on their way, in any order.
+    answers: Vec<Event<usize>>,
+    /// Number of the last admission that the process knows of.
+    admission: u64,
+    /// The LUN refuses its writes.
+    is_cut: bool,
+    /// How often it was fenced.
+    fences: u64,
+    /// It writes its heartbeat.
+    beats: bool,
+}
+
+/// Somebody of another cluster who may use the LUN, with the same rules for heartbeats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stranger {
+    Away,
+    /// Writes its heartbeat, and has not looked for others yet.
+    Beats,
+    Mounted,
 }
 
 /// The number of each thing that was done.
@@ -67,6 +108,8 @@ pub struct Counts {
     pub mounts: u64,
     /// Processes that were fenced.
     pub fenced: u64,
+    /// Nodes that were let write again after a fence.
+    pub readmitted: u64,
     /// Writes to the LUN.
     pub writes: u64,
     /// Proposals that were refused.
@@ -78,17 +121,17 @@ struct World {
     planted: Planted,
     nodes: Vec<Node>,
     revision: u64,
-    record: Record<Process>,
+    record: Record<usize>,
     /// Proposals on their way to the registry.
     proposals: Vec<Proposal>,
-    work: Vec<(Process, Work)>,
-    kernels: BTreeMap<Process, Kernel>,
-    /// Whose writes the LUN refuses.
-    cut: BTreeSet<Process>,
+    work: Vec<(Id, Work)>,
+    kernels: BTreeMap<Id, Kernel>,
+    direct: Vec<Direct>,
     /// Of 100 steps, those with a wrong candidate: a random node starts or stops being one.
     mistakes: u8,
-    /// Somebody who is not in the registry has the filesystem mounted.
-    stranger: bool,
+    /// Of 100 steps, those in which a process is killed; 0 or 2. Some mistakes show only in processes that live long.
+    kills: u8,
+    stranger: Stranger,
     counts: Counts,
     log: Log,
 }
@@ -110,10 +153,20 @@ pub fn many(seeds: Range<u64>, threads: usize, bug: Option<Bug>) -> Vec<(u64, St
 impl World {
     fn new(seed: u64, bug: Option<Bug>, traced: bool) -> World {
         let mut rng = fastrand::Rng::with_seed(seed);
-        let node = || Node { starts: 0, claim: None, news: VecDeque::new() };
+        let node = || Node {
+            starts: 0,
+            claim: None,
+            news: VecDeque::new(),
+            answers: Vec::new(),
+            admission: 0,
+            is_cut: true,
+            fences: 0,
+            beats: false,
+        };
         World {
-            stranger: rng.u8(0..4) == 0,
+            stranger: if rng.u8(0..4) == 0 { Stranger::Mounted } else { Stranger::Away },
             mistakes: rng.u8(1..30),
+            kills: 2 * rng.u8(0..2),
             rng,
             planted: Planted::new(bug),
             nodes: std::iter::repeat_with(node).take(NODES).collect(),
@@ -122,7 +175,7 @@ impl World {
             proposals: Vec::new(),
             work: Vec::new(),
             kernels: BTreeMap::new(),
-            cut: BTreeSet::new(),
+            direct: Vec::new(),
             counts: Counts::default(),
             log: Log::new(traced),
         }
@@ -133,7 +186,7 @@ impl World {
             self.log.step += 1;
             match self.rng.u8(0..100) {
                 0..6 => self.start_one(),
-                6..8 => self.kill_one(),
+                roll if (6..6 + self.kills).contains(&roll) => self.kill_one(),
                 8..14 => self.want(),
                 roll if (14..14 + self.mistakes).contains(&roll) => {
                     // An operator, or a node that takes itself for the candidate.
@@ -141,12 +194,12 @@ impl World {
                     let wanted = self.rng.bool();
                     self.step_node(node, Event::Wanted(wanted));
                 }
-                99 => self.stranger = false,
+                98..100 => self.stranger_goes_on(),
                 _ => self.go_on(),
             }
         }
-        self.stranger = false;
-        while !self.is_coordinated() && self.log.violation.is_none() {
+        self.stranger = Stranger::Away;
+        while !self.is_settled() && self.log.violation.is_none() {
             self.log.step += 1;
             if self.log.step > STEPS + BOUND {
                 let phases: Vec<_> =
@@ -162,21 +215,25 @@ impl World {
         }
     }
 
-    /// One node serves, and nothing else is under way.
-    fn is_coordinated(&self) -> bool {
+    /// One node serves, nothing else is under way, and all may write.
+    fn is_settled(&self) -> bool {
         let serving = self.nodes.iter().enumerate().filter(|(number, node)| {
             let is_serving = node.claim.as_ref().is_some_and(|claim| claim.phase() == Phase::Serving);
-            is_serving && self.record.coordinator == Some((*number, node.starts))
+            is_serving && self.record.coordinator == Some(self.process(*number))
         });
-        serving.count() == 1 && self.proposals.is_empty() && self.kernels.len() == 1
+        let is_admitted = |node: &Node| !node.is_cut && node.claim.as_ref().is_some_and(Claim::is_admitted);
+        serving.count() == 1
+            && self.proposals.is_empty()
+            && self.kernels.len() == 1
+            && self.nodes.iter().all(is_admitted)
     }
 
-    fn process(&self, node: usize) -> Process {
-        (node, self.nodes[node].starts)
+    fn process(&self, node: usize) -> Id {
+        Process { node, incarnation: self.nodes[node].starts }
     }
 
-    fn is_alive(&self, (node, starts): Process) -> bool {
-        self.nodes[node].claim.is_some() && self.nodes[node].starts == starts
+    fn is_alive(&self, process: Id) -> bool {
+        self.nodes[process.node].claim.is_some() && self.nodes[process.node].starts == process.incarnation
     }
 
     fn start_one(&mut self) {
@@ -185,8 +242,16 @@ impl World {
         let node = &mut self.nodes[number];
         node.starts += 1;
         node.news.clear();
-        node.claim = Some(Claim::new((number, node.starts), self.planted));
+        node.answers.clear();
+        node.admission = 0;
+        let process = self.process(number);
+        self.nodes[number].claim = Some(Claim::new(process, self.planted));
         self.log.note(|| format!("n{number} starts"));
+        // Somebody may want something of it before it knows anything.
+        if self.rng.bool() {
+            self.tell(number);
+        }
+        self.step_node(number, Event::Wanted(false));
         self.tell(number);
     }
 
@@ -196,7 +261,8 @@ impl World {
         let process = self.process(number);
         if self.nodes[number].claim.take().is_some() {
             self.log.note(|| format!("n{number} dies"));
-            self.work.retain(|(by, _)| *by != process);
+            self.work.retain(|(by, work)| *by != process || work.outlives_process());
+            self.nodes[number].beats = false;
         }
     }
 
@@ -218,22 +284,44 @@ impl World {
         }
     }
 
-    fn step_node(&mut self, number: usize, event: Event<Process>) {
+    /// An answer is on its way to a process, if that still lives.
+    fn answer(&mut self, process: Id, event: Event<usize>) {
+        if self.is_alive(process) {
+            self.nodes[process.node].answers.push(event);
+        }
+    }
+
+    fn step_node(&mut self, number: usize, event: Event<usize>) {
         let process = self.process(number);
         let mut effects = Vec::new();
         let Some(claim) = &mut self.nodes[number].claim else { return };
         self.log.note(|| format!("n{number}: {event:?}"));
+        let admitted = if let Event::Admitted { number } = event { Some(number) } else { None };
         claim.step(event, &mut effects);
+        let node = &mut self.nodes[number];
+        node.admission = admitted.unwrap_or(node.admission);
         for effect in effects {
             self.log.note(|| format!("  {effect:?}"));
             let work = match effect {
                 Effect::Propose { number, revision, to } => {
                     self.proposals.push(Proposal { by: process, number, revision, to });
+                    if self.rng.u8(0..10) == 0 {
+                        self.answer(process, Event::Unanswered(number));
+                    }
                     continue;
                 }
-                Effect::Admit { epoch } => Work::Admit { epoch },
+                Effect::Vacate => Work::Vacate,
+                Effect::DropLeases => Work::DropLeases,
+                Effect::Admit { number } => Work::Admit { number },
+                Effect::Confirm { epoch } => Work::Confirm { epoch },
                 Effect::Fence { process, epoch } => Work::Fence { process, epoch, is_cut: false },
-                Effect::Listen { epoch } => Work::Listen { epoch },
+                Effect::Beat { number } => Work::Beat { number },
+                Effect::Listen { number } => Work::Listen { number },
+                Effect::StopBeating => {
+                    self.nodes[process.node].beats = false;
+                    self.work.retain(|(by, work)| *by != process || !matches!(work, Work::Beat { .. }));
+                    continue;
+                }
                 Effect::Mount { epoch } => Work::Mount { epoch, is_begun: false },
                 Effect::Unmount => Work::Unmount,
                 Effect::Serve { .. } | Effect::StopServing => continue,
@@ -244,7 +332,7 @@ impl World {
 
     /// One thing that is on its way arrives or ends.
     fn go_on(&mut self) {
-        match self.rng.u8(0..6) {
+        match self.rng.u8(0..9) {
             0 => self.registry_decides(),
             1 | 2 => {
                 let number = self.rng.usize(0..NODES);
@@ -252,7 +340,16 @@ impl World {
                     self.step_node(number, event);
                 }
             }
-            3 => self.kernels_write(),
+            3 | 4 => {
+                let number = self.rng.usize(0..NODES);
+                let answers = &mut self.nodes[number].answers;
+                if !answers.is_empty() {
+                    let event = answers.swap_remove(self.rng.usize(0..answers.len()));
+                    self.step_node(number, event);
+                }
+            }
+            5 => self.kernels_write(),
+            6 => self.owners_write(),
             _ => self.work_goes_on(),
         }
     }
@@ -263,51 +360,105 @@ impl World {
         }
         let index = self.rng.usize(0..self.proposals.len());
         let Proposal { by, number, revision, to } = self.proposals.swap_remove(index);
-        if revision == self.revision {
+        if self.rng.u8(0..10) == 0 {
+            self.log.note(|| format!("registry: proposal {number} of {by:?} is lost"));
+            self.answer(by, Event::Unanswered(number));
+        } else if revision == self.revision {
             (self.revision, self.record) = (revision + 1, to);
             self.log.note(|| format!("registry: {:?}", (revision + 1)));
             (0..NODES).for_each(|number| self.tell(number));
         } else {
             self.counts.refused += 1;
             // The answer may be lost: the newer record says as much.
-            if self.is_alive(by) && self.rng.bool() {
-                self.nodes[by.0].news.push_back(Event::Refused(number));
+            if self.rng.bool() {
+                self.answer(by, Event::Refused(number));
             }
         }
     }
 
+    fn stranger_goes_on(&mut self) {
+        // A period lasts longer than a write that the LUN has accepted before a fence.
+        let writes =
+            |node: usize| self.kernels.iter().any(|(id, kernel)| id.node == node && kernel.in_flight > 0);
+        let is_heard =
+            (0..NODES).any(|node| self.nodes[node].beats && (!self.nodes[node].is_cut || writes(node)));
+        self.stranger = match self.stranger {
+            Stranger::Away => Stranger::Beats,
+            Stranger::Beats if is_heard => Stranger::Away,
+            Stranger::Beats => Stranger::Mounted,
+            Stranger::Mounted => Stranger::Away,
+        };
+        self.log.note(|| format!("stranger: {:?}", self.stranger));
+        // The kernel of a dead process writes no heartbeat: against strangers, that is no protection.
+        let beside = |process: &&Id| self.is_alive(**process) && !self.nodes[process.node].is_cut;
+        if self.stranger == Stranger::Mounted
+            && let Some(process) = self.kernels.keys().find(beside).copied()
+        {
+            self.log.fail(|| format!("I5: a stranger mounts beside {process:?}"));
+        }
+    }
+
     fn kernels_write(&mut self) {
-        let all: Vec<Process> = self.kernels.keys().copied().collect();
+        let all: Vec<Id> = self.kernels.keys().copied().collect();
         let Some(process) = self.rng.choice(all) else { return };
-        let (is_cut, is_alive) = (self.cut.contains(&process), self.is_alive(process));
+        let (is_cut, is_alive) = (self.nodes[process.node].is_cut, self.is_alive(process));
         let Some(kernel) = self.kernels.get_mut(&process) else { return };
         if kernel.in_flight > 0 && self.rng.bool() {
             kernel.in_flight -= 1;
             let epoch = kernel.epoch;
             return self.lands(process, epoch);
         }
+        // The process that had it mounted is gone: it is unmounted when everything is written, or refused.
+        if !is_alive && kernel.in_flight == 0 && self.rng.u8(0..4) == 0 {
+            self.log.note(|| format!("the kernel of {process:?} has unmounted"));
+            self.kernels.remove(&process);
+            return;
+        }
         if !is_cut && kernel.in_flight < IN_FLIGHT {
             kernel.in_flight += 1;
         }
-        // The process that had it mounted is gone: it is unmounted when everything is written, or refused.
-        if !is_alive && kernel.in_flight == 0 && self.rng.u8(0..4) == 0 {
-            self.kernels.remove(&process);
-        }
         if is_cut && is_alive && self.rng.u8(0..4) == 0 {
-            self.step_node(process.0, Event::Lost);
+            self.is_refused(process, self.nodes[process.node].admission);
         }
     }
 
     /// I5.
-    fn lands(&mut self, process: Process, epoch: u64) {
+    fn lands(&mut self, process: Id, epoch: u64) {
         self.counts.writes += 1;
         let later = self.kernels.iter().find(|(other, kernel)| **other != process && kernel.epoch >= epoch);
         if let Some((other, kernel)) = later {
             let text =
                 format!("I5: {process:?} writes in epoch {epoch} beside {other:?} in epoch {}", kernel.epoch);
             self.log.fail(|| text);
-        } else if self.stranger {
+        } else if self.stranger == Stranger::Mounted && self.is_alive(process) {
             self.log.fail(|| format!("I5: {process:?} writes in epoch {epoch} beside a stranger"));
+        }
+    }
+
+    fn is_refused(&mut self, process: Id, admission: u64) {
+        self.answer(process, Event::Lost { admission });
+    }
+
+    /// A process that may write issues a direct write, or one that was issued reaches the LUN.
+    fn owners_write(&mut self) {
+        if !self.direct.is_empty() && self.rng.bool() {
+            let index = self.rng.usize(0..self.direct.len());
+            let direct = self.direct.swap_remove(index);
+            let node = &self.nodes[direct.by.node];
+            if node.is_cut {
+                self.is_refused(direct.by, direct.admission);
+            } else if node.fences != direct.fences {
+                self.log.fail(|| {
+                    format!("I4: a direct write of {:?} from before a fence lands after it", direct.by)
+                });
+            }
+            return;
+        }
+        let number = self.rng.usize(0..NODES);
+        let (by, node) = (self.process(number), &self.nodes[number]);
+        let is_admitted = node.claim.as_ref().is_some_and(Claim::is_admitted);
+        if is_admitted && self.direct.iter().filter(|direct| direct.by == by).count() < IN_FLIGHT {
+            self.direct.push(Direct { by, admission: node.admission, fences: node.fences });
         }
     }
 
@@ -321,56 +472,92 @@ impl World {
         let in_flight =
             |world: &World, process| world.kernels.get(&process).map_or(0, |kernel| kernel.in_flight);
         match work {
+            Work::Vacate if self.has_former(process) => again(self, work),
+            Work::Vacate => self.answer(process, Event::Vacated),
+            Work::DropLeases if self.direct.iter().any(|direct| direct.by == process) => again(self, work),
+            Work::DropLeases => self.answer(process, Event::LeasesDropped),
             // The longer it lasts, the more can go wrong.
             Work::Admit { .. } if self.rng.u8(0..5) > 0 => again(self, work),
-            Work::Admit { epoch } => {
-                self.cut.remove(&process);
-                self.step_node(process.0, Event::Admitted { epoch });
-            }
+            Work::Admit { number } => self.admit(process, number),
+            Work::Confirm { epoch } => match self.nodes[process.node].is_cut {
+                true => self.is_refused(process, self.nodes[process.node].admission),
+                false => self.answer(process, Event::Confirmed { epoch }),
+            },
             Work::Fence { process: other, epoch, is_cut: false } => {
-                self.cut.insert(other);
+                let node = &mut self.nodes[other.node];
+                (node.is_cut, node.fences) = (true, node.fences + 1);
+                self.log.note(|| format!("n{} is cut off", other.node));
                 again(self, Work::Fence { process: other, epoch, is_cut: true });
             }
             // Writes that the LUN accepted before the fence still land.
             Work::Fence { process: other, .. } if in_flight(self, other) > 0 => again(self, work),
             Work::Fence { process: other, epoch, .. } => {
                 self.counts.fenced += 1;
-                self.step_node(process.0, Event::Fenced { process: other, epoch });
+                self.answer(process, Event::Fenced { process: other, epoch });
             }
-            Work::Listen { .. } if self.stranger => again(self, work),
-            Work::Listen { epoch } => self.step_node(process.0, Event::Silent { epoch }),
+            Work::Beat { .. } if self.nodes[process.node].is_cut => {
+                self.is_refused(process, self.nodes[process.node].admission);
+            }
+            Work::Beat { number } => {
+                self.nodes[process.node].beats = true;
+                self.answer(process, Event::Beating { number });
+            }
+            Work::Listen { .. } if self.stranger != Stranger::Away => again(self, work),
+            Work::Listen { number } => self.answer(process, Event::Silent { number }),
             Work::Mount { epoch, is_begun: false } => {
                 self.begin_mount(process, epoch);
                 again(self, Work::Mount { epoch, is_begun: true });
             }
-            Work::Mount { .. } if self.cut.contains(&process) => {
+            Work::Mount { .. } if self.nodes[process.node].is_cut => {
                 if in_flight(self, process) > 0 {
                     return again(self, work);
                 }
                 self.kernels.remove(&process);
-                self.step_node(process.0, Event::Mounted(false));
+                self.answer(process, Event::Mounted(false));
             }
-            Work::Mount { .. } => self.step_node(process.0, Event::Mounted(true)),
+            Work::Mount { .. } => self.answer(process, Event::Mounted(true)),
             Work::Unmount if in_flight(self, process) > 0 => again(self, work),
             Work::Unmount => {
                 self.kernels.remove(&process);
-                self.step_node(process.0, Event::Unmounted);
+                self.answer(process, Event::Unmounted);
             }
         }
     }
 
-    fn begin_mount(&mut self, process: Process, epoch: u64) {
-        if self.cut.contains(&process) {
+    /// Something of a former process of the same node is under way on its host.
+    fn has_former(&self, process: Id) -> bool {
+        let is_former = |other: &Id| other.node == process.node && other.incarnation < process.incarnation;
+        self.kernels.keys().any(is_former)
+            || self.direct.iter().any(|direct| is_former(&direct.by))
+            || self.work.iter().any(|(by, _)| is_former(by))
+    }
+
+    fn admit(&mut self, process: Id, number: u64) {
+        if self.rng.u8(0..6) == 0 {
+            return self.answer(process, Event::NotAdmitted { number });
+        }
+        let node = &mut self.nodes[process.node];
+        self.counts.readmitted += u64::from(node.is_cut && node.fences > 0);
+        node.is_cut = false;
+        self.log.note(|| format!("n{} is admitted", process.node));
+        self.answer(process, Event::Admitted { number });
+    }
+
+    fn begin_mount(&mut self, process: Id, epoch: u64) {
+        if self.nodes[process.node].is_cut {
             return;
         }
         self.counts.mounts += 1;
-        let writes = |(other, kernel): (&Process, &Kernel)| {
-            (!self.cut.contains(other) || kernel.in_flight > 0).then_some((*other, kernel.epoch))
+        let writes = |(other, kernel): (&Id, &Kernel)| {
+            (!self.nodes[other.node].is_cut || kernel.in_flight > 0).then_some((*other, kernel.epoch))
         };
         if let Some((other, former)) = self.kernels.iter().find_map(writes) {
             self.log.fail(|| {
                 format!("I5: {process:?} mounts in epoch {epoch} beside {other:?} in epoch {former}")
             });
+        }
+        if self.stranger == Stranger::Mounted {
+            self.log.fail(|| format!("I5: {process:?} mounts in epoch {epoch} beside a stranger"));
         }
         self.kernels.insert(process, Kernel { epoch, in_flight: 1 });
     }

@@ -5,9 +5,10 @@
 //! itself there *before* it mounts, and leaves that list after it has unmounted, or when somebody has a proof that it cannot write any
 //! more. Whoever finds others on the list fences them before it mounts.
 //!
-//! A node that was fenced is *admitted* again (its key is registered) only after its claim, and before it enters itself in the list: a
-//! late admission after another node's fence finds the record changed, and no mount follows. An admission of an earlier epoch has to
-//! end first, for the same reason.
+//! A fence is a *node's*, not a process's: the LUN knows a host by its key. Two rules follow. A process lets its node write
+//! ([`super::admission`]) only when no process before it can write from that host, and never while it is on the list, or about to be: a
+//! fence that it lifts may be another coordinator's proof. And processes of this node on the list are proved to be gone on this host, not
+//! fenced, which would cut off this process.
 //!
 //! Owners of disks go on with direct I/O meanwhile. A new coordinator changes no layout until each has come to it (the *grace*, kept by
 //! [`super::coordinator`] for each file).
@@ -15,94 +16,148 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 
+use super::admission::{Admission, Step};
 use crate::planted::{Bug, Planted};
 
-/// The registry's record of a volume's coordinator. `P` names a process.
+/// A process of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Process<N> {
+    /// Its node, by which the LUN knows it.
+    pub node: N,
+    /// Grows with each start.
+    pub incarnation: u64,
+}
+
+/// The registry's record of a volume's coordinator.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Record<P> {
+pub struct Record<N> {
     /// Grows with each claim.
     pub epoch: u64,
     /// The coordinator; it may not have mounted yet.
-    pub coordinator: Option<P>,
+    pub coordinator: Option<Process<N>>,
     /// Processes that may have the filesystem mounted, the coordinator among them once it mounts.
-    pub mounts: BTreeSet<P>,
+    pub mounts: BTreeSet<Process<N>>,
 }
 
-impl<P> Default for Record<P> {
-    fn default() -> Record<P> {
+impl<N> Default for Record<N> {
+    fn default() -> Record<N> {
         Record { epoch: 0, coordinator: None, mounts: BTreeSet::new() }
     }
 }
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event<P> {
+pub enum Event<N> {
     /// The registry has this record since this revision. An older one than the last is ignored.
     Seen {
         /// Grows with each change.
         revision: u64,
         /// Its content.
-        record: Record<P>,
+        record: Record<N>,
     },
     /// The proposal of this number was certainly not committed, and never will be.
     Refused(u64),
+    /// The proposal of this number has had no answer for a while. It may have been committed, and may still be.
+    Unanswered(u64),
     /// This node is to coordinate the volume: it is the candidate, and the coordinator is gone; or it is not any more. Another node's
     /// claim ends it, too.
     Wanted(bool),
+    /// The answer to [`Effect::Vacate`]: no process of this node before this one can write to the LUN any more, and nothing of them is on
+    /// its way there, calls that would lift a fence among it.
+    Vacated,
     /// The answer to [`Effect::Admit`].
     Admitted {
+        /// Its number.
+        number: u64,
+    },
+    /// The other answer to [`Effect::Admit`], given after a pause: the LUN refuses it, or cannot be reached. It will not take effect any
+    /// more.
+    NotAdmitted {
+        /// Its number.
+        number: u64,
+    },
+    /// The answer to [`Effect::Confirm`] where the LUN has this node's key.
+    Confirmed {
         /// The epoch in which it was asked for.
         epoch: u64,
     },
+    /// The answer to [`Effect::DropLeases`]: none is held, and nothing that was issued under them is on its way to the LUN.
+    LeasesDropped,
     /// The answer to [`Effect::Fence`]: a process can certainly not write to the LUN any more, and nothing of it is on its way there.
     Fenced {
         /// The process.
-        process: P,
-        /// The epoch in which it was asked for. Later, the process may have been admitted again.
+        process: Process<N>,
+        /// The epoch in which it was asked for. Later, the node may have been admitted again.
         epoch: u64,
     },
-    /// The answer to [`Effect::Listen`]: nobody but the listed processes writes to the heartbeat area.
+    /// The answer to [`Effect::Beat`]: this node's heartbeat is on the LUN.
+    Beating {
+        /// Its number.
+        number: u64,
+    },
+    /// The answer to [`Effect::Listen`]: for a whole period, nobody but the listed processes has written to the heartbeat area.
     Silent {
-        /// The epoch in which it was asked for.
-        epoch: u64,
+        /// Its number.
+        number: u64,
     },
-    /// The answer to [`Effect::Mount`].
+    /// The answer to [`Effect::Mount`]. If it failed, nothing of it is on its way to the LUN.
     Mounted(bool),
     /// The answer to [`Effect::Unmount`]: the filesystem is not mounted here, and nothing of it is on its way to the LUN.
     Unmounted,
-    /// The LUN refuses this node's writes: another node has fenced it. Or its right to coordinate has ended.
-    Lost,
+    /// The LUN refuses this node's I/O: another node has fenced it.
+    Lost {
+        /// The admission under which the I/O was issued. A later one counts.
+        admission: u64,
+    },
 }
 
 /// Something to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Effect<P> {
-    /// Replace the record, by compare-and-swap. The commit is seen; otherwise [`Event::Refused`] follows once that is certain.
+pub enum Effect<N> {
+    /// Replace the record, by compare-and-swap. The commit is seen; otherwise [`Event::Refused`] follows once that is certain, or
+    /// [`Event::Unanswered`] after a while. Both come after a pause: another proposal follows at once.
     Propose {
         /// Unique for the process: an answer that comes late must not be taken for that of a later proposal.
         number: u64,
         /// The revision that is replaced: 0 where there is no record yet.
         revision: u64,
         /// The new content.
-        to: Record<P>,
+        to: Record<N>,
     },
-    /// Let this node write to the LUN, though it may have been fenced.
+    /// Wait until no former process of this node can write: it has ended with all of its calls, and the LUN can be opened exclusively.
+    Vacate,
+    /// Let this node write to the LUN, whether it was fenced or not.
     Admit {
+        /// Grows with each admission.
+        number: u64,
+    },
+    /// Ask whether the LUN has this node's key; lift no fence. The answer is [`Event::Confirmed`] or [`Event::Lost`], after a pause if
+    /// the LUN does not answer.
+    Confirm {
         /// This epoch.
         epoch: u64,
     },
+    /// Give up what this node's owners hold: they were fenced, and their leases may have been given to others.
+    DropLeases,
     /// Have a process fenced.
     Fence {
         /// The process.
-        process: P,
+        process: Process<N>,
         /// This epoch.
         epoch: u64,
     },
-    /// Read the heartbeat area.
+    /// Write this node's heartbeat from now on.
+    Beat {
+        /// Grows each time.
+        number: u64,
+    },
+    /// Read the heartbeat area for a period, and again until it is silent.
     Listen {
-        /// This epoch.
-        epoch: u64,
+        /// That of the heartbeat.
+        number: u64,
     },
+    /// Write no heartbeat any more.
+    StopBeating,
     /// Drop the LUN's buffers, and mount.
     Mount {
         /// The epoch for messages and the heartbeat.
@@ -145,63 +200,59 @@ enum Mount {
     Going,
 }
 
-/// A thing that is done once in an epoch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
-    Due,
-    Begun,
-    Done,
-}
-
-impl Step {
-    /// Whether it is to begin now.
-    fn begins(&mut self) -> bool {
-        let is_due = *self == Step::Due;
-        if is_due {
-            *self = Step::Begun;
-        }
-        is_due
-    }
+/// This process's proposals for the present revision. At most one of them is committed, which makes another revision.
+#[derive(Clone, Copy, Debug, Default)]
+struct Proposals {
+    /// Number of the last one.
+    last: u64,
+    /// It has not been answered.
+    is_open: bool,
+    /// One was not answered for a while, and may be committed still.
+    in_doubt: bool,
+    /// One of them may be on its way that has this process on the list.
+    enters: bool,
 }
 
 /// One node's part in the coordination of one volume.
 #[derive(Debug)]
-pub struct Claim<P> {
-    me: P,
+pub struct Claim<N> {
+    me: Process<N>,
     revision: u64,
-    record: Record<P>,
-    /// A proposal, by its number, that may be committed still. A newer record ends that.
-    proposed: Option<u64>,
-    proposals: u64,
+    record: Record<N>,
+    proposals: Proposals,
     wanted: bool,
     mount: Mount,
     serves: bool,
-    admission: Step,
-    /// An admission is under way, perhaps one of an earlier epoch, which may undo a fence when it comes late.
-    admits: bool,
-    heartbeat: Step,
+    admission: Admission,
+    /// In this epoch: whether the LUN has this node's key.
+    confirmation: Step,
+    /// The own heartbeat, by its number, and those of others since it is there.
+    beats: u64,
+    beat: Step,
+    silence: Step,
     /// In this epoch: processes for which [`Effect::Fence`] was given, and those that are fenced.
-    asked: BTreeSet<P>,
-    fenced: BTreeSet<P>,
+    asked: BTreeSet<Process<N>>,
+    fenced: BTreeSet<Process<N>>,
     planted: Planted,
 }
 
-impl<P: Clone + Debug + Ord> Claim<P> {
+impl<N: Copy + Debug + Ord> Claim<N> {
     /// A process that has nothing mounted, and knows nothing of the record.
     #[must_use]
-    pub fn new(me: P, planted: Planted) -> Claim<P> {
+    pub fn new(me: Process<N>, planted: Planted) -> Claim<N> {
         Claim {
             me,
             revision: 0,
             record: Record::default(),
-            proposed: None,
-            proposals: 0,
+            proposals: Proposals::default(),
             wanted: false,
             mount: Mount::No,
             serves: false,
-            admission: Step::Due,
-            admits: false,
-            heartbeat: Step::Due,
+            admission: Admission::new(planted),
+            confirmation: Step::Due,
+            beats: 0,
+            beat: Step::Due,
+            silence: Step::Due,
             asked: BTreeSet::new(),
             fenced: BTreeSet::new(),
             planted,
@@ -221,69 +272,108 @@ impl<P: Clone + Debug + Ord> Claim<P> {
         }
     }
 
+    /// Whether this node may write to the LUN, as far as it knows: its owners may come to the coordinator.
+    #[must_use]
+    pub fn is_admitted(&self) -> bool {
+        self.admission.is_valid()
+    }
+
     /// Takes an event into account and appends what follows from it to `effects`.
-    pub fn step(&mut self, event: Event<P>, effects: &mut Vec<Effect<P>>) {
+    pub fn step(&mut self, event: Event<N>, effects: &mut Vec<Effect<N>>) {
+        let epoch_now = self.record.epoch;
         match event {
-            Event::Seen { revision, record } => self.seen(revision, record),
-            Event::Refused(number) => {
-                let is_of_now = self.proposed == Some(number) || self.planted.has(Bug::LateRefusal);
-                self.proposed = self.proposed.filter(|_| !is_of_now);
+            Event::Seen { revision, record } => self.seen(revision, record, effects),
+            Event::Refused(number) if self.is_of_now(number) => self.proposals.is_open = false,
+            Event::Unanswered(number) if self.is_of_now(number) => {
+                self.proposals.is_open = false;
+                self.proposals.in_doubt = true;
             }
             Event::Wanted(wanted) => self.wanted = wanted,
-            Event::Fenced { process, epoch } if epoch == self.record.epoch => {
-                self.fenced.insert(process);
+            Event::Vacated => self.admission.vacated(),
+            Event::LeasesDropped => self.admission.leases_dropped(),
+            Event::Admitted { number } => self.admission.answered(number, true),
+            Event::NotAdmitted { number } => {
+                self.admission.answered(number, false);
+                // Another candidate may reach the LUN.
+                self.wanted = false;
             }
-            Event::Silent { epoch } if epoch == self.record.epoch => self.heartbeat = Step::Done,
-            Event::Admitted { epoch } => {
-                self.admits = false;
-                if epoch == self.record.epoch {
-                    self.admission = Step::Done;
+            Event::Lost { admission } => {
+                if self.admission.lost(admission) {
+                    self.wanted = false;
                 }
             }
-            // Of an earlier epoch.
-            Event::Fenced { .. } | Event::Silent { .. } => {}
-            Event::Mounted(true) => self.mount = Mount::Yes,
-            Event::Mounted(false) => {
-                (self.mount, self.wanted) = (Mount::No, false);
+            Event::Confirmed { epoch } if epoch == epoch_now => self.confirmation.ends(),
+            Event::Beating { number } if number == self.beats => self.beat.ends(),
+            Event::Silent { number } if number == self.beats => self.silence.ends(),
+            Event::Fenced { process, epoch } if epoch == epoch_now => {
+                self.fenced.insert(process);
             }
+            Event::Mounted(true) => self.mount = Mount::Yes,
+            Event::Mounted(false) => (self.mount, self.wanted) = (Mount::No, false),
             Event::Unmounted => self.mount = Mount::No,
-            Event::Lost => self.wanted = false,
+            // Of an earlier proposal, heartbeat or epoch.
+            Event::Refused(_) | Event::Unanswered(_) | Event::Confirmed { .. } | Event::Beating { .. } => {}
+            Event::Silent { .. } | Event::Fenced { .. } => {}
         }
         self.decide(effects);
     }
 
-    fn seen(&mut self, revision: u64, record: Record<P>) {
+    fn is_of_now(&self, number: u64) -> bool {
+        self.proposals.is_open && number == self.proposals.last || self.planted.has(Bug::LateRefusal)
+    }
+
+    fn seen(&mut self, revision: u64, record: Record<N>, effects: &mut Vec<Effect<N>>) {
         if revision <= self.revision {
             return;
         }
-        let other = record.coordinator.as_ref().filter(|coordinator| **coordinator != self.me);
-        if record.epoch > self.record.epoch && other.is_some() && !self.planted.has(Bug::Duel) {
-            // It has claimed first. Two that claim it from each other would never mount (I8); who is wanted is to be decided again.
+        let is_news = record.epoch > self.record.epoch;
+        let other = record.coordinator.filter(|coordinator| *coordinator != self.me);
+        // The first record that a process sees is none that has been claimed before its eyes.
+        if is_news && other.is_some() && self.revision > 0 {
+            // It has claimed first. Two that claim it from each other would fence each other; who is wanted is to be decided again.
             self.wanted = false;
         }
-        if record.epoch > self.record.epoch && !self.planted.has(Bug::KeepProofs) {
-            // A process that was fenced may have been admitted since, and have mounted.
-            self.asked.clear();
-            self.fenced.clear();
-            (self.admission, self.heartbeat) = (Step::Due, Step::Due);
+        if is_news {
+            if !self.planted.has(Bug::KeepProofs) {
+                // A node that was fenced may have been admitted since, and have mounted.
+                self.asked.clear();
+                self.fenced.clear();
+            }
+            self.confirmation = Step::Due;
+            if self.mount == Mount::No {
+                self.stop_beating(effects);
+            }
         }
         // Whatever was proposed is this change, or was refused for it.
-        (self.revision, self.record, self.proposed) = (revision, record, None);
+        self.proposals = Proposals { last: self.proposals.last, ..Proposals::default() };
+        (self.revision, self.record) = (revision, record);
     }
 
     fn is_mine(&self) -> bool {
-        self.record.coordinator.as_ref() == Some(&self.me)
+        self.record.coordinator == Some(self.me)
+    }
+
+    fn is_listed(&self) -> bool {
+        self.record.mounts.contains(&self.me)
     }
 
     /// One step towards what is wanted.
-    fn decide(&mut self, effects: &mut Vec<Effect<P>>) {
+    fn decide(&mut self, effects: &mut Vec<Effect<N>>) {
         let goes_on = self.wanted && self.is_mine();
         if self.serves && !goes_on {
             self.serves = false;
             effects.push(Effect::StopServing);
         }
+        if self.mount == Mount::No && !goes_on {
+            self.stop_beating(effects);
+        }
+        // A fence that this lifts may be another coordinator's proof that this process, which is on the list, cannot write.
+        let is_listed = self.is_listed() || self.proposals.enters;
+        let is_free = self.mount == Mount::No && !is_listed;
+        self.admission.decide(is_free || self.planted.has(Bug::AdmitListed), effects);
+        let is_entered = self.is_listed() || self.planted.has(Bug::MountUnlisted);
         match self.mount {
-            Mount::No if goes_on => self.towards_mount(effects),
+            Mount::No if goes_on && is_entered && self.may_write() => self.towards_mount(effects),
             Mount::No => self.without_mount(effects),
             Mount::Yes if goes_on && !self.serves => {
                 self.serves = true;
@@ -300,78 +390,104 @@ impl<P: Clone + Debug + Ord> Claim<P> {
         }
     }
 
-    /// The registry names this node: it fences whoever may have the filesystem mounted, enters itself, and mounts.
-    fn towards_mount(&mut self, effects: &mut Vec<Effect<P>>) {
-        let epoch = self.record.epoch;
-        let late = self.planted.has(Bug::AdmitLate);
-        if !late && (!self.admits || self.planted.has(Bug::SecondAdmission)) && self.admission.begins() {
-            self.admits = true;
-            effects.push(Effect::Admit { epoch });
+    fn stop_beating(&mut self, effects: &mut Vec<Effect<N>>) {
+        if self.beat != Step::Due {
+            effects.push(Effect::StopBeating);
         }
-        if self.heartbeat.begins() {
-            effects.push(Effect::Listen { epoch });
-        }
-        let others: Vec<P> = self.record.mounts.iter().filter(|other| **other != self.me).cloned().collect();
-        for process in others.iter().filter(|other| !self.fenced.contains(*other)) {
-            if self.asked.insert(process.clone()) {
-                effects.push(Effect::Fence { process: process.clone(), epoch });
-            }
-        }
-        let is_fenced = others.iter().all(|other| self.fenced.contains(other));
-        let is_ready = (self.admission == Step::Done || late)
-            && (is_fenced || self.planted.has(Bug::MountBeforeFence))
-            && (self.heartbeat == Step::Done || self.planted.has(Bug::IgnoreHeartbeat));
-        let alone = Record { mounts: [self.me.clone()].into(), ..self.record.clone() };
+        self.beats += 1;
+        (self.beat, self.silence) = (Step::Due, Step::Due);
+    }
+
+    /// The registry names this node, and lists it: the next coordinator finds it there, and fences it. It fences whoever else may have
+    /// the filesystem mounted, takes them from the list, and mounts.
+    fn towards_mount(&mut self, effects: &mut Vec<Effect<N>>) {
+        let is_exclusive = self.is_exclusive(effects);
+        let is_fenced = self.fence_others(effects);
+        let alone = Record { mounts: [self.me].into(), ..self.record.clone() };
         let is_listed = self.record == alone || self.planted.has(Bug::MountUnlisted);
-        match is_ready && self.proposed.is_none() {
-            true if is_listed => {
-                self.mount = Mount::Coming;
-                if late {
-                    effects.push(Effect::Admit { epoch });
-                }
-                effects.push(Effect::Mount { epoch });
-            }
-            // The next coordinator finds this node on the list, and fences it.
-            true => self.propose(alone, effects),
-            false => {}
+        if !is_exclusive || !is_fenced || self.proposals.is_open {
+            return;
+        }
+        // A proposal that was not answered may take this node from the list again: another entry ends that.
+        if is_listed && (!self.proposals.in_doubt || self.planted.has(Bug::MountInDoubt)) {
+            self.mount = Mount::Coming;
+            effects.push(Effect::Mount { epoch: self.record.epoch });
+        } else {
+            // Those that are fenced: the next coordinator must not fence them again.
+            self.propose(alone, effects);
         }
     }
 
-    /// Claims the volume, or leaves the record.
-    fn without_mount(&mut self, effects: &mut Vec<Effect<P>>) {
-        if !self.wanted {
+    /// The LUN has this node's key, and is used by no stranger. The own heartbeat comes before the look at those of others: of two that
+    /// begin at once, one sees the other.
+    fn is_exclusive(&mut self, effects: &mut Vec<Effect<N>>) -> bool {
+        if self.confirmation.begins() {
+            effects.push(Effect::Confirm { epoch: self.record.epoch });
+        }
+        let is_confirmed = self.confirmation == Step::Done;
+        if is_confirmed && self.beat.begins() {
+            effects.push(Effect::Beat { number: self.beats });
+        }
+        if (self.beat == Step::Done || self.planted.has(Bug::ListenFirst)) && self.silence.begins() {
+            effects.push(Effect::Listen { number: self.beats });
+        }
+        let is_silent = self.beat == Step::Done && self.silence == Step::Done;
+        is_confirmed && (is_silent || self.planted.has(Bug::IgnoreHeartbeat))
+    }
+
+    /// Whether no other process of the list can write. Those of this node are gone: it could not have been admitted otherwise.
+    fn fence_others(&mut self, effects: &mut Vec<Effect<N>>) -> bool {
+        let epoch = self.record.epoch;
+        let others: Vec<Process<N>> =
+            self.record.mounts.iter().filter(|other| other.node != self.me.node).copied().collect();
+        for process in others.iter().filter(|other| !self.fenced.contains(*other)) {
+            if self.asked.insert(*process) {
+                effects.push(Effect::Fence { process: *process, epoch });
+            }
+        }
+        others.iter().all(|other| self.fenced.contains(other)) || self.planted.has(Bug::MountBeforeFence)
+    }
+
+    /// Claims the volume, with this process on the list, or leaves the record: what is listed is not admitted to the LUN.
+    fn without_mount(&mut self, effects: &mut Vec<Effect<N>>) {
+        if !self.wanted || !self.may_write() {
             return self.leave(effects);
         }
         let mut mounts = self.record.mounts.clone();
-        if !self.planted.has(Bug::ClaimListed) {
-            // Nothing is mounted here. This node enters itself anew, after its admission: the CAS fails if it was fenced meanwhile.
-            mounts.remove(&self.me);
-        }
         if self.planted.has(Bug::ForgetMounts) {
             mounts.clear();
         }
-        let claimed = Record { epoch: self.record.epoch + 1, coordinator: Some(self.me.clone()), mounts };
+        if !self.planted.has(Bug::MountUnlisted) {
+            mounts.insert(self.me);
+        }
+        let claimed = Record { epoch: self.record.epoch + 1, coordinator: Some(self.me), mounts };
         self.propose(claimed, effects);
     }
 
-    /// Nothing is mounted here, and nothing will be in this epoch.
-    fn leave(&mut self, effects: &mut Vec<Effect<P>>) {
+    fn may_write(&self) -> bool {
+        self.admission.is_valid() || self.planted.has(Bug::ClaimUnadmitted) && self.admission.is_begun()
+    }
+
+    /// Nothing is mounted here, and nothing will be in this epoch. Former processes of this node leave with this one, once they are gone.
+    fn leave(&mut self, effects: &mut Vec<Effect<N>>) {
         let mut left = self.record.clone();
-        left.mounts.remove(&self.me);
+        let is_vacated = self.admission.is_vacated();
+        left.mounts.retain(|one| *one != self.me && !(is_vacated && one.node == self.me.node));
         if self.is_mine() {
             left.coordinator = None;
         }
-        if left != self.record {
+        // A proposal that was not answered may list this process, which could never be admitted: another one ends that.
+        if left != self.record || self.proposals.in_doubt {
             self.propose(left, effects);
         }
     }
 
-    fn propose(&mut self, to: Record<P>, effects: &mut Vec<Effect<P>>) {
-        if self.proposed.is_none() {
-            self.proposals += 1;
-            let number = self.proposals;
-            self.proposed = Some(number);
-            effects.push(Effect::Propose { number, revision: self.revision, to });
+    fn propose(&mut self, to: Record<N>, effects: &mut Vec<Effect<N>>) {
+        if !self.proposals.is_open {
+            self.proposals.last += 1;
+            self.proposals.is_open = true;
+            self.proposals.enters |= to.mounts.contains(&self.me);
+            effects.push(Effect::Propose { number: self.proposals.last, revision: self.revision, to });
         }
     }
 }

@@ -12,6 +12,7 @@
 //! - [`coordinator`]: the coordinator's side, for one file;
 //! - [`claim`]: a node's way to be the coordinator of the volume, and from there.
 
+mod admission;
 pub mod claim;
 pub mod coordinator;
 pub mod leases;
