@@ -122,6 +122,11 @@ impl Follower {
                 Ok(events) => events,
                 Err(error) => return End::Failed(error),
             };
+            if events.iter().any(|(_, change)| matches!(change, Change::Delete { .. }))
+                && let Err(reason) = self.is_this_registry().await
+            {
+                return End::Reopen(reason);
+            }
             let Ok(complete) = batches.take(events, answer.fragment) else {
                 return End::Reopen("its revisions were not in order".to_owned());
             };
@@ -132,6 +137,18 @@ impl Follower {
             }
             *position = batches.position();
         }
+    }
+
+    /// Whether the registry is still there, asked before a deletion is delivered. Where somebody has deleted all of its keys, none of its
+    /// disks was deleted: whoever holds one must go on with what is known, and not throw its data away. The position stays, and the
+    /// deletion comes again when the registry's marker is back.
+    async fn is_this_registry(&self) -> Result<(), String> {
+        let words = |refusal: Refusal| refusal.error().to_string();
+        let deadline = self.core.deadline();
+        let marker = self.core.marker(deadline).await.map_err(words)?;
+        let looked =
+            self.core.call(Kind::Repeatable, deadline, |link| self.core.guarded_at(link, marker, &[])).await;
+        looked.map(drop).map_err(words)
     }
 
     fn changes(&self, events: Vec<PbEvent>) -> Result<Vec<(u64, Change)>, RegistryError> {

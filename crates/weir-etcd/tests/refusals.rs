@@ -6,7 +6,7 @@ mod support;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
-use etcd_client::{Client, GetOptions, Permission, PermissionType};
+use etcd_client::{Client, DeleteOptions, GetOptions, Permission, PermissionType};
 use support::relay::Relay;
 use support::{Authority, Cluster};
 use weir_cluster::registry::{LeaseId, Registry, RegistryError, Transaction};
@@ -237,6 +237,26 @@ async fn a_wiped_etcd() {
     let error = registry.get("k").await.unwrap_err();
     assert!(error.to_string().contains("belongs to another registry than before"), "{error}");
     assert_eq!(cluster.registry("r").get("k").await.unwrap().unwrap().value, b"3");
+}
+
+/// Nothing of a registry was deleted by its users where somebody has deleted all of its keys, the marker among them.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_that_was_deleted() {
+    let cluster = Cluster::one().await;
+    let registry = cluster.registry("r");
+    registry.transact(Transaction::new().put("k", "1")).await.unwrap();
+    let start = registry.transact(Transaction::new().put("l", "1")).await.unwrap().revision;
+    let mut watch = registry.watch("", start).await.unwrap();
+    registry.transact(Transaction::new().delete("l")).await.unwrap();
+    assert_eq!(watch.next().await.unwrap().change.key(), "l", "as a user does");
+    let mut admin = cluster.admin(0).await;
+    let marker = admin.get("/r/weir-registry", None).await.unwrap().kvs()[0].value().to_vec();
+    admin.delete("/r/", Some(DeleteOptions::new().with_prefix())).await.unwrap();
+    assert!(tokio::time::timeout(Duration::from_secs(2), watch.next()).await.is_err(), "a deletion");
+    // Whoever puts the marker back says that it is this registry.
+    admin.put("/r/weir-registry", marker, None).await.unwrap();
+    let deleted = tokio::time::timeout(Duration::from_secs(10), watch.next()).await.unwrap().unwrap();
+    assert_eq!(deleted.change.key(), "k");
 }
 
 /// Keys that are no text are ignored, in listings, across their pages, and in watches.

@@ -41,8 +41,8 @@ fn main() -> ExitCode {
         }
     };
     match as_json {
-        true => eprintln!("{}", failure.to_json()),
-        false => eprintln!("{}", failure.to_text()),
+        true => output::to_stderr(&failure.to_json()),
+        false => output::to_stderr(&failure.to_text()),
     }
     ExitCode::from(failure.kind.exit_code())
 }

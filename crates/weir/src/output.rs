@@ -1,6 +1,6 @@
 //! Tables and sentences for people, JSON for programs.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use comfy_table::{CellAlignment, ColumnConstraint, ContentArrangement, Table, Width, presets};
@@ -28,9 +28,15 @@ pub fn notes_as_json() {
 pub fn note(text: &str) {
     let json = NOTES_ARE_JSON.load(Ordering::Relaxed).then(|| to_line("weir.note/1", &Note { note: text }));
     match json {
-        Some(Ok(line)) => eprintln!("{line}"),
-        _ => eprintln!("{text}"),
+        Some(Ok(line)) => to_stderr(&line),
+        _ => to_stderr(text),
     }
+}
+
+/// A line on standard error. One that cannot be written there can be told nowhere, and must not end what it is about: `eprintln!` panics
+/// where the reader is gone, or the file system full.
+pub fn to_stderr(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 /// Prints `value` as JSON, or as text by `text`.
@@ -76,7 +82,6 @@ pub fn say(text: &str) -> Result<(), Failure> {
 
 /// Prints one of several lines. False when the reader has closed the pipe: the caller stops.
 pub fn goes_on(text: &str) -> Result<bool, Failure> {
-    use std::io::Write;
     match writeln!(std::io::stdout(), "{text}") {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),

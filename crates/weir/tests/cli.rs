@@ -516,3 +516,29 @@ fn null_needs_no_cluster() {
     assert_shape(&checked, "bench scratch");
     assert_eq!(checked["verification"]["mismatches"], 0);
 }
+
+/// A log file on a full file system, or a log's reader that is gone, must not end a process that has writes in RAM.
+#[test]
+fn what_cannot_be_written_to_standard_error_ends_nothing() {
+    let place = Place::new();
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let code = |line: &str| place.command(line).stderr(full()).status().unwrap().code();
+    assert_eq!(code("status --api none.sock"), place.weir("status --api none.sock").status.code());
+    assert_eq!(code("cluster join --token x"), Some(2));
+    // It logs that it listens, and whom it serves.
+    let mut registry = place.command("registry --socket r.sock --file r.db").stderr(full()).spawn().unwrap();
+    await_some("the registry listens", || place.path().join("r.sock").exists().then_some(()));
+    let root = place.path().display();
+    let text = format!(
+        "name = \"n1\"\nstate_dir = \"{root}/h1\"\n[registry]\nsocket = \"{root}/r.sock\"\n[api]\nsocket = \"{root}/a.sock\"\n\
+         [peers]\nlisten = \"127.0.0.1:0\"\n[resources]\nbuffers = \"64 MiB\"\nlog = \"64 MiB\"\n"
+    );
+    std::fs::write(place.path().join("n1.toml"), text).unwrap();
+    let mut node = place.command("node --config n1.toml").stderr(full()).spawn().unwrap();
+    await_some("the node answers", || place.weir("status --api a.sock").status.success().then_some(()));
+    assert_eq!((registry.try_wait().unwrap(), node.try_wait().unwrap()), (None, None), "both live");
+    for process in [&mut node, &mut registry] {
+        process.kill().unwrap();
+        process.wait().unwrap();
+    }
+}

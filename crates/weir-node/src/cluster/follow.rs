@@ -42,8 +42,11 @@ pub async fn check(
         match (read, identity) {
             // Not refused: its content may be restored in a while. There is no disk to serve until then.
             (Ok(snapshot), Some(identity)) if snapshot.is_blank() => {
-                // One that is only half migrated must not be restored from a backup.
-                let unusable = check_usable(registry, config).await.err();
+                // One that is only half migrated must not be restored from a backup. The look at that sets up a registry.
+                let unusable = match registry.is_set_up().await {
+                    Ok(true) => check_usable(registry, config).await.err(),
+                    Ok(false) | Err(_) => None,
+                };
                 waits(&unusable.map_or_else(|| identity.no_cluster(), |error| error.to_string()));
             }
             (Ok(snapshot), _) => break snapshot,

@@ -53,7 +53,10 @@ fn make_room(path: &std::path::Path) -> Result<(), Failure> {
 /// Logs to standard error; `WEIR_LOG` sets the level.
 fn log() {
     let filter = EnvFilter::try_from_env("WEIR_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false).init();
+    // A line that cannot be written is lost: told on standard error, as tracing does by itself, it would end the process, and with it
+    // the logs that it has in RAM.
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).log_internal_errors(false);
+    lines.with_writer(std::io::stderr).with_ansi(false).init();
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {

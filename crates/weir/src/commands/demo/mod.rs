@@ -15,7 +15,7 @@ use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium};
 use super::diagnose::{Settings, diagnose};
 use crate::cli::DemoArgs;
 use crate::failure::Failure;
-use crate::output::say;
+use crate::output::{say, to_stderr};
 use filesystem::Image;
 use load::{Load, Verdict};
 use steps::{Steps, until};
@@ -105,7 +105,7 @@ fn end_lab_on_interrupt(dir: &Path) -> Result<(), Failure> {
     std::thread::spawn(move || {
         if runtime.block_on(tokio::signal::ctrl_c()).is_ok() {
             if let Err(error) = Lab::open(&lab).and_then(Lab::down) {
-                eprintln!("weir: {error}");
+                to_stderr(&format!("weir: {error}"));
             }
             std::process::exit(130);
         }

@@ -32,19 +32,19 @@ impl Steps {
         spinner.finish_and_clear();
         let mark = if result.is_ok() { "ok" } else { "FAILED" };
         let line = format!("{:2}. {what} ", self.number);
-        println!("{line:.<72} {mark} ({:.1} s)", Nanos::now().since(started).as_secs_f64());
+        shown(&format!("{line:.<72} {mark} ({:.1} s)", Nanos::now().since(started).as_secs_f64()));
         result
     }
 
     /// A line about the previous step.
     pub fn note(&self, text: &str) {
-        println!("    {text}");
+        shown(&format!("    {text}"));
     }
 
     /// A step that shows its own progress.
     pub fn say(&mut self, what: &str) {
         self.number += 1;
-        println!("{:2}. {what}", self.number);
+        shown(&format!("{:2}. {what}", self.number));
     }
 }
 
@@ -64,4 +64,9 @@ pub fn until<T>(
         }
         std::thread::sleep(Duration::from_millis(10));
     }
+}
+
+/// The demonstration goes on when nobody reads it any more, and cleans up.
+fn shown(line: &str) {
+    let _ = crate::output::say(line);
 }
