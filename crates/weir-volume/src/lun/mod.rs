@@ -15,5 +15,6 @@
 mod admission;
 pub mod claim;
 pub mod coordinator;
+pub mod filesystem;
 pub mod leases;
 pub mod router;

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::rc::Rc;
 
 use weir_block::{
     Completion, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, ReactorConfig, Request, Tag,
@@ -119,7 +120,7 @@ pub fn done(outcome: Outcome) {
 /// A loop device over a sparse file; removed on drop.
 pub struct LoopDevice {
     pub device: PathBuf,
-    directory: tempfile::TempDir,
+    directory: Rc<tempfile::TempDir>,
 }
 
 impl LoopDevice {
@@ -130,9 +131,18 @@ impl LoopDevice {
 
     /// With sectors of `sector` bytes.
     pub fn with_sectors(size: u64, sector: u32) -> Option<LoopDevice> {
-        let directory = scratch();
+        let directory = Rc::new(scratch());
+        std::fs::File::create(directory.path().join("image")).unwrap().set_len(size).unwrap();
+        LoopDevice::attach(directory, sector)
+    }
+
+    /// Another device on the same file: another node's path to it.
+    pub fn second_path(&self) -> LoopDevice {
+        LoopDevice::attach(Rc::clone(&self.directory), 512).unwrap()
+    }
+
+    fn attach(directory: Rc<tempfile::TempDir>, sector: u32) -> Option<LoopDevice> {
         let file = directory.path().join("image");
-        std::fs::File::create(&file).unwrap().set_len(size).unwrap();
         let mut command = Command::new("losetup");
         command.args(["--direct-io=on", "-f", "--show", "-b", &sector.to_string()]).arg(&file);
         match command.output() {

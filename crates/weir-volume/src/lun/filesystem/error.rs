@@ -1,0 +1,88 @@
+//! Errors of the filesystem on a LUN.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::superblock::{Kind, Unsuitable};
+
+/// The reason why a LUN's filesystem cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesystemError {
+    /// The system's answer.
+    #[error("cannot {action} {}: {source}", .path.display())]
+    System {
+        /// The verb.
+        action: &'static str,
+        /// The LUN, or a file on it.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The kernel mounts it not.
+    #[error("{} cannot be mounted as {kind}: {source}{}", .path.display(), in_parentheses(.said))]
+    Mount {
+        /// The LUN.
+        path: PathBuf,
+        /// The filesystem.
+        kind: Kind,
+        /// The kernel's own words.
+        said: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// It has a filesystem that a shared volume cannot use.
+    #[error("{} has a filesystem that cannot be a shared volume: {source}", .path.display())]
+    Unsuitable {
+        /// The LUN.
+        path: PathBuf,
+        /// Why.
+        source: Unsuitable,
+    },
+    /// Space was written, and is still not the file's own.
+    #[error(
+        "{}: bytes {start} to {end} were written, and the filesystem does not have them as written blocks of this file alone ({found}); \
+         is another program at work on this filesystem?",
+        .path.display()
+    )]
+    NotWritten {
+        /// The file.
+        path: PathBuf,
+        /// First byte.
+        start: u64,
+        /// The byte after the last one.
+        end: u64,
+        /// What it has instead.
+        found: String,
+    },
+}
+
+impl FilesystemError {
+    pub(super) fn system(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FilesystemError {
+        move |source| FilesystemError::System { action, path: path.to_path_buf(), source }
+    }
+
+    /// No space is left on the filesystem.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        matches!(self.errno(), Some(libc::ENOSPC | libc::EDQUOT))
+    }
+
+    /// Something on this host has the LUN mounted, or open exclusively.
+    #[must_use]
+    pub fn is_busy(&self) -> bool {
+        self.errno() == Some(libc::EBUSY)
+    }
+
+    fn errno(&self) -> Option<i32> {
+        match self {
+            FilesystemError::System { source, .. } | FilesystemError::Mount { source, .. } => {
+                source.raw_os_error()
+            }
+            FilesystemError::Unsuitable { .. } | FilesystemError::NotWritten { .. } => None,
+        }
+    }
+}
+
+fn in_parentheses(said: &str) -> String {
+    if said.is_empty() { String::new() } else { format!(" ({said})") }
+}

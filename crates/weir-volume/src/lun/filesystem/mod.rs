@@ -1,0 +1,20 @@
+//! The filesystem on a shared LUN, as its coordinator uses it: identified before it is touched, mounted where nobody else reaches it,
+//! and asked where a file's blocks are (`VOLUME.md` §1, §2).
+//!
+//! - [`superblock`]: which filesystem a LUN has, and whether it suits, without mounting it;
+//! - [`mount`]: a detached mount, which no other process and no path reaches;
+//! - [`extents`]: the blocks of a file, and who may use them;
+//! - [`space`]: space that is written with zeroes before it is used directly.
+//!
+//! Everything here blocks. It is for the coordinator's own threads, never for a shard.
+
+pub mod error;
+pub mod extents;
+pub mod mount;
+pub mod space;
+pub mod superblock;
+
+pub use error::FilesystemError;
+pub use extents::{Extent, extents, layout};
+pub use mount::Mounted;
+pub use superblock::{Content, Kind, Superblock, content};

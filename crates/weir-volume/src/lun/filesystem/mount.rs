@@ -1,0 +1,186 @@
+//! A detached mount: of a filesystem that is in no mount table, at no path, and so in reach of no other program (`fsopen`, `fsconfig`,
+//! `fsmount`; Linux 5.2). It ends with its last descriptor, thus with the process.
+//!
+//! There is nothing in Linux that keeps a defragmenter, `fstrim` or a curious user from an ordinary mount. And one that has leaked into
+//! another process's mount namespace outlives `umount`, and blocks the next coordinator (`VOLUME.md` §1).
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string,
+    fsmount, fsopen,
+};
+
+use super::error::FilesystemError;
+use super::superblock::{Content, Kind, Superblock, content};
+
+/// Longest message of the kernel that is kept, in bytes.
+const LONGEST_MESSAGE: usize = 1024;
+/// Attempts to use a LUN that is in use, and the pause between two: half a second.
+const BUSY_ATTEMPTS: u32 = 25;
+const BUSY_PAUSE: Duration = Duration::from_millis(20);
+/// `_IO(0x12, 97)` (Linux, `include/uapi/linux/fs.h`).
+const BLKFLSBUF: libc::Ioctl = 0x1261;
+
+/// A filesystem that only the holder of this can reach.
+#[derive(Debug)]
+pub struct Mounted {
+    /// Its root directory. Closed first.
+    root: OwnedFd,
+    /// The mount, which ends with this descriptor, as soon as no file in it is open any more.
+    _mount: OwnedFd,
+    lun: PathBuf,
+    superblock: Superblock,
+}
+
+impl Mounted {
+    /// Mounts the filesystem on `lun`: drops what this host has in its buffers of the LUN, and replays the filesystem's log. The caller
+    /// has made sure that nobody else has it mounted ([`crate::lun::claim`]).
+    ///
+    /// Needs root (`CAP_SYS_ADMIN`).
+    ///
+    /// # Errors
+    /// [`FilesystemError`]. Nothing is mounted then. [`FilesystemError::is_busy`]: something on this host has the LUN open exclusively,
+    /// or mounted.
+    pub fn new(lun: &Path) -> Result<Mounted, FilesystemError> {
+        let device = exclusive(lun)?;
+        // Whatever an earlier look has left here is older than what another node has written since.
+        // SAFETY: BLKFLSBUF has no argument.
+        if unsafe { libc::ioctl(device.as_raw_fd(), BLKFLSBUF, 0) } != 0 {
+            return Err(FilesystemError::system("drop the buffers of", lun)(io::Error::last_os_error()));
+        }
+        let superblock = suitable(&device, lun)?;
+        // The kernel opens it exclusively itself.
+        drop(device);
+        let mount = patiently(|| mount(lun, superblock.kind))?;
+        // The mount's own descriptor is for paths only (`O_PATH`).
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::openat(&mount, ".", flags, Mode::empty())
+            .map_err(|error| FilesystemError::system("open the root directory of", lun)(error.into()))?;
+        Ok(Mounted { root, _mount: mount, lun: lun.to_path_buf(), superblock })
+    }
+
+    /// What its superblock says.
+    #[must_use]
+    pub fn superblock(&self) -> &Superblock {
+        &self.superblock
+    }
+
+    /// Opens a regular file in its root directory for direct I/O, past the page cache: another node's writes do not go through that.
+    ///
+    /// # Errors
+    /// [`FilesystemError::System`]. A name that leads elsewhere (`..`, a link, another directory) is refused.
+    pub fn open(&self, name: &str) -> Result<File, FilesystemError> {
+        self.open_with(name, OFlags::empty())
+    }
+
+    /// Creates a file in its root directory, mode 0600, and opens it as [`Mounted::open`] does.
+    ///
+    /// # Errors
+    /// [`FilesystemError::System`]; it exists.
+    pub fn create(&self, name: &str) -> Result<File, FilesystemError> {
+        self.open_with(name, OFlags::CREATE | OFlags::EXCL)
+    }
+
+    fn open_with(&self, name: &str, extra: OFlags) -> Result<File, FilesystemError> {
+        let path = self.lun.join(name);
+        let failed = FilesystemError::system("open", &path);
+        if name.is_empty() || name.contains('/') {
+            return Err(failed(io::Error::from_raw_os_error(libc::EINVAL)));
+        }
+        let flags = OFlags::RDWR | OFlags::DIRECT | OFlags::CLOEXEC | OFlags::NOFOLLOW | extra;
+        let mode = if extra.is_empty() { Mode::empty() } else { Mode::RUSR | Mode::WUSR };
+        let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
+        let file = rustix::fs::openat2(&self.root, name, flags, mode, resolve);
+        file.map(File::from).map_err(|error| failed(error.into()))
+    }
+
+    /// Makes everything that was done in it durable.
+    ///
+    /// # Errors
+    /// [`FilesystemError::System`].
+    pub fn sync(&self) -> Result<(), FilesystemError> {
+        let synced = rustix::fs::syncfs(&self.root);
+        synced.map_err(|error| FilesystemError::system("sync", &self.lun)(error.into()))
+    }
+}
+
+/// Opens a LUN exclusively: nothing else on this host has it mounted, or open in the same way. That is the proof that former processes of
+/// this host have let go of it. Waits for half a second at most.
+///
+/// # Errors
+/// [`FilesystemError::System`].
+pub fn exclusive(lun: &Path) -> Result<File, FilesystemError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_EXCL | libc::O_CLOEXEC);
+    patiently(|| options.open(lun).map_err(FilesystemError::system("open exclusively", lun)))
+}
+
+fn suitable(device: &File, lun: &Path) -> Result<Superblock, FilesystemError> {
+    let unsuitable = |source| FilesystemError::Unsuitable { path: lun.to_path_buf(), source };
+    match content(device, lun)? {
+        Content::Filesystem(Superblock { unsuitable: Some(source), .. }) => Err(unsuitable(source)),
+        Content::Filesystem(found) => Ok(found),
+        Content::Zeroes | Content::Unknown => {
+            let source = io::Error::new(io::ErrorKind::InvalidData, "it has neither ext4 nor XFS");
+            Err(FilesystemError::System { action: "mount", path: lun.to_path_buf(), source })
+        }
+    }
+}
+
+/// Repeats for a moment what finds the LUN in use: a process that this one is about to start has each descriptor that was just closed
+/// here until it executes its program.
+fn patiently<T>(attempt: impl Fn() -> Result<T, FilesystemError>) -> Result<T, FilesystemError> {
+    for _ in 0..BUSY_ATTEMPTS {
+        match attempt() {
+            Err(error) if error.is_busy() => std::thread::sleep(BUSY_PAUSE),
+            done => return done,
+        }
+    }
+    attempt()
+}
+
+fn mount(lun: &Path, kind: Kind) -> Result<OwnedFd, FilesystemError> {
+    let context = fsopen(kind.name(), FsOpenFlags::FSOPEN_CLOEXEC)
+        .map_err(|error| FilesystemError::system("prepare a mount of", lun)(error.into()))?;
+    let mounted = || -> rustix::io::Result<OwnedFd> {
+        let context = context.as_fd();
+        fsconfig_set_string(context, "source", lun)?;
+        // A discard that comes late would hit blocks that are another file's by then.
+        fsconfig_set_flag(context, "nodiscard")?;
+        if kind == Kind::Ext4 {
+            fsconfig_set_string(context, "data", "ordered")?;
+            fsconfig_set_string(context, "errors", "remount-ro")?;
+        }
+        fsconfig_create(context)?;
+        let attributes = MountAttrFlags::MOUNT_ATTR_NOATIME
+            | MountAttrFlags::MOUNT_ATTR_NODEV
+            | MountAttrFlags::MOUNT_ATTR_NOEXEC
+            | MountAttrFlags::MOUNT_ATTR_NOSUID;
+        fsmount(context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+    };
+    mounted().map_err(|error| FilesystemError::Mount {
+        path: lun.to_path_buf(),
+        kind,
+        said: said(context.as_fd()),
+        source: error.into(),
+    })
+}
+
+/// What the kernel says of a mount that failed: one message for each read (`fs/fsopen.c`).
+fn said(context: BorrowedFd<'_>) -> String {
+    let mut messages = Vec::new();
+    let mut buffer = [0; LONGEST_MESSAGE];
+    while let Ok(length @ 1..) = rustix::io::read(context, &mut buffer) {
+        let text = String::from_utf8_lossy(&buffer[..length]);
+        // The first two characters are its level.
+        messages.push(text.trim().get(2..).unwrap_or_default().to_owned());
+    }
+    messages.join("; ")
+}

@@ -1,0 +1,226 @@
+//! The filesystem on a shared LUN: real ext4 and XFS, on loop devices that are two paths to one image.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::process::Command;
+
+use common::{LoopDevice, run, scratch};
+use weir_volume::lun::filesystem::mount::exclusive;
+use weir_volume::lun::filesystem::space::{Zeroes, allocate};
+use weir_volume::lun::filesystem::superblock::{Content, Kind, Unsuitable, parse};
+use weir_volume::lun::filesystem::{Mounted, Superblock, content, layout};
+use weir_volume::lun::leases::{Lease, Piece};
+
+const MIB: u64 = 1 << 20;
+/// mkfs.xfs makes nothing smaller.
+const SIZE: u64 = 300 * MIB;
+
+fn format(target: &Path, command: &str) {
+    let mut words = command.split(' ');
+    run(Command::new(words.next().unwrap()).args(words).arg(target));
+}
+
+/// Formats an image.
+fn image(directory: &Path, command: &str) -> std::path::PathBuf {
+    let path = directory.join("lun");
+    let _ = std::fs::remove_file(&path);
+    File::create(&path).unwrap().set_len(SIZE).unwrap();
+    format(&path, command);
+    path
+}
+
+fn superblock(path: &Path) -> Superblock {
+    match content(&File::open(path).unwrap(), path).unwrap() {
+        Content::Filesystem(found) => found,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn filesystems_are_identified_without_a_mount() {
+    let directory = scratch();
+    for (command, kind, sector) in [
+        ("mkfs.ext4 -q -F -b 4096 -L gold", Kind::Ext4, 4096),
+        ("mkfs.ext4 -q -F -b 1024 -L gold", Kind::Ext4, 1024),
+        ("mkfs.xfs -q -f -L gold", Kind::Xfs, 512),
+        ("mkfs.xfs -q -f -s size=4096 -L gold", Kind::Xfs, 4096),
+    ] {
+        let path = image(directory.path(), command);
+        let found = superblock(&path);
+        assert_eq!((found.kind, found.unsuitable.clone()), (kind, None), "{command}");
+        assert_eq!((found.label.as_str(), found.sector, found.reflink), ("gold", sector, kind == Kind::Xfs));
+        assert!(found.size <= SIZE && found.size > SIZE - 16 * MIB, "{}", found.size);
+        let output = Command::new("blkid").args(["-s", "UUID", "-o", "value"]).arg(&path).output().unwrap();
+        let uuid: String = found.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(String::from_utf8(output.stdout).unwrap().trim().replace('-', ""), uuid);
+    }
+}
+
+#[test]
+fn features_that_break_the_protocol_are_refused_by_name() {
+    let directory = scratch();
+    let refused = |command: &str, after: Option<&str>, words: &str| {
+        let path = image(directory.path(), command);
+        if let Some(after) = after {
+            format(&path, after);
+        }
+        let why = superblock(&path).unsuitable.map(|why| why.to_string());
+        assert!(why.as_ref().is_some_and(|why| why.contains(words)), "{command}: {why:?} has no {words:?}");
+    };
+    refused("mkfs.ext4 -q -F -O ^has_journal", None, "has_journal");
+    refused("mkfs.ext4 -q -F -O inline_data", None, "inline_data");
+    refused("mkfs.ext4 -q -F -O encrypt", None, "encrypt");
+    refused("mkfs.ext4 -q -F -O mmp", None, "mmp");
+    refused("mkfs.ext4 -q -F -O ^extent,^64bit", None, "extent");
+    refused("mkfs.ext4 -q -F", Some("tune2fs -o journal_data"), "data=journal");
+    refused("mkfs.ext4 -q -F", Some("tune2fs -E mount_opts=data=journal"), "data=journal");
+    refused("mkfs.xfs -q -f -m crc=0,finobt=0,reflink=0", None, "version 4");
+}
+
+#[test]
+fn a_damaged_superblock_is_told_from_a_good_one() {
+    let directory = scratch();
+    for (command, at) in [("mkfs.ext4 -q -F", 1024 + 0x78), ("mkfs.xfs -q -f", 110)] {
+        let path = image(directory.path(), command);
+        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        file.write_all_at(b"!", at).unwrap();
+        assert_eq!(superblock(&path).unsuitable, Some(Unsuitable::Damaged), "{command}");
+        file.write_all_at(&[0; 4096], 0).unwrap();
+        let mut rest = vec![0; 4096];
+        file.read_exact_at(&mut rest, 0).unwrap();
+        assert_eq!(parse(&rest), Content::Zeroes);
+    }
+}
+
+/// A buffer for direct I/O.
+#[repr(C, align(4096))]
+struct Page([u8; 4096]);
+
+fn direct(path: &Path) -> File {
+    OpenOptions::new().read(true).write(true).custom_flags(libc::O_DIRECT).open(path).unwrap()
+}
+
+fn mounted(command: &str) -> Option<(LoopDevice, LoopDevice, Mounted)> {
+    let first = LoopDevice::new(SIZE)?;
+    format(&first.device, command);
+    let second = first.second_path();
+    let mounted = Mounted::new(&first.device).unwrap();
+    Some((first, second, mounted))
+}
+
+#[test]
+fn nobody_else_reaches_a_detached_mount() {
+    for command in ["mkfs.ext4 -q -b 4096", "mkfs.xfs -q -f"] {
+        let Some((lun, _second, mounted)) = mounted(command) else { return };
+        let table = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        assert!(!table.contains(lun.device.to_str().unwrap()), "{table}");
+        mounted.create("disk").unwrap();
+        assert!(mounted.create("disk").is_err(), "it exists");
+        for name in ["", "..", "../disk", "a/b", "/etc/passwd", "none"] {
+            assert!(mounted.open(name).is_err(), "{name:?}");
+        }
+        // Its end is the proof for a successor on this host.
+        assert!(exclusive(&lun.device).unwrap_err().is_busy());
+        assert!(Mounted::new(&lun.device).unwrap_err().is_busy(), "mounted twice");
+        drop(mounted);
+        exclusive(&lun.device).unwrap();
+        Mounted::new(&lun.device).unwrap().open("disk").unwrap();
+    }
+}
+
+#[test]
+fn what_another_node_writes_to_granted_blocks_is_in_the_file() {
+    for command in ["mkfs.ext4 -q -b 4096", "mkfs.xfs -q -f"] {
+        let Some((_first, second, mounted)) = mounted(command) else { return };
+        let file = mounted.create("disk").unwrap();
+        file.set_len(64 * MIB).unwrap();
+        let whole = |lease| vec![Piece { start: 0, end: 64 * MIB, lease }];
+        assert_eq!(layout(&file, 0..64 * MIB).unwrap(), whole(Lease::Hole), "{command}");
+        let granted = allocate(&file, Path::new("disk"), 8 * MIB..24 * MIB, &Zeroes::default()).unwrap();
+        let pieces = layout(&file, 0..64 * MIB).unwrap();
+        assert_eq!(pieces.first().unwrap().lease, Lease::Hole);
+        assert!(pieces.windows(2).all(|pair| pair[0].end == pair[1].start), "{pieces:?}");
+        assert_eq!(pieces.last().unwrap().end, 64 * MIB);
+        let written = |piece: &Piece| matches!(piece.lease, Lease::ReadWrite(_));
+        assert!(
+            pieces.iter().filter(|piece| written(piece)).map(|piece| piece.end - piece.start).sum::<u64>()
+                == 16 * MIB
+        );
+        // Each extent's first and last page, on the other path.
+        let path = direct(&second.device);
+        let mut page = Box::new(Page([0; 4096]));
+        for (number, extent) in granted.iter().enumerate() {
+            for (at, byte) in [(0, 1), (extent.length - 4096, 2)] {
+                page.0.fill(number as u8 * 2 + byte);
+                path.write_all_at(&page.0, extent.physical + at).unwrap();
+                page.0.fill(0);
+                file.read_exact_at(&mut page.0, extent.start + at).unwrap();
+                assert!(
+                    page.0.iter().all(|found| *found == number as u8 * 2 + byte),
+                    "{command}, {extent:?} + {at}"
+                );
+            }
+        }
+        // A part of a granted extent is a lease further on in the LUN.
+        let part = layout(&file, 12 * MIB..12 * MIB + 4096).unwrap();
+        let whole = granted.iter().find(|one| one.start <= 12 * MIB && one.end() > 12 * MIB).unwrap();
+        assert_eq!(part[0].lease, Lease::ReadWrite(whole.physical + 12 * MIB - whole.start));
+        assert_eq!((part.len(), part[0].start, part[0].end), (1, 12 * MIB, 12 * MIB + 4096));
+        mounted.sync().unwrap();
+    }
+}
+
+#[test]
+fn space_that_is_only_reserved_is_not_granted() {
+    for command in ["mkfs.ext4 -q -b 4096", "mkfs.xfs -q -f"] {
+        let Some((_first, _second, mounted)) = mounted(command) else { return };
+        let file = mounted.create("disk").unwrap();
+        rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 4 * MIB).unwrap();
+        let reserved = layout(&file, 0..4 * MIB).unwrap();
+        assert!(reserved.iter().all(|piece| piece.lease == Lease::Nothing), "{command}: {reserved:?}");
+        // Written, it is.
+        allocate(&file, Path::new("disk"), 0..4 * MIB, &Zeroes::default()).unwrap();
+    }
+}
+
+#[test]
+fn shared_blocks_are_for_reading() {
+    let Some((_first, _second, mounted)) = mounted("mkfs.xfs -q -f") else { return };
+    let (gold, clone) = (mounted.create("gold").unwrap(), mounted.create("clone").unwrap());
+    allocate(&gold, Path::new("gold"), 0..MIB, &Zeroes::default()).unwrap();
+    rustix::fs::ioctl_ficlone(&clone, &gold).unwrap();
+    for file in [&gold, &clone] {
+        let pieces = layout(file, 0..MIB).unwrap();
+        assert!(pieces.iter().all(|piece| matches!(piece.lease, Lease::ReadOnly(_))), "{pieces:?}");
+    }
+    // Zeroes that replace shared blocks get blocks of their own.
+    allocate(&clone, Path::new("clone"), 0..MIB, &Zeroes::default()).unwrap();
+}
+
+#[test]
+fn a_full_filesystem_is_told_from_other_failures() {
+    for command in ["mkfs.ext4 -q -b 4096", "mkfs.xfs -q -f"] {
+        let Some((_first, _second, mounted)) = mounted(command) else { return };
+        let file = mounted.create("disk").unwrap();
+        let full = allocate(&file, Path::new("disk"), 0..SIZE, &Zeroes::default()).unwrap_err();
+        assert!(full.is_full(), "{command}: {full}");
+    }
+}
+
+#[test]
+fn what_cannot_be_mounted_says_why() {
+    let Some(lun) = LoopDevice::new(SIZE) else { return };
+    let said = |lun: &LoopDevice| Mounted::new(&lun.device).unwrap_err().to_string();
+    assert!(said(&lun).contains("neither ext4 nor XFS"), "{}", said(&lun));
+    format(&lun.device, "mkfs.ext4 -q -O ^has_journal");
+    assert!(said(&lun).contains("no journal"), "{}", said(&lun));
+    // Its root directory is damaged, which only the kernel finds: inode 128, of 512 bytes.
+    format(&lun.device, "mkfs.xfs -q -f");
+    direct(&lun.device).write_all_at(&Page([0xA5; 4096]).0, 128 * 512).unwrap();
+    let text = said(&lun);
+    assert!(text.contains("cannot be mounted as xfs"), "{text}");
+}
