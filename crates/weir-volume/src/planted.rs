@@ -61,6 +61,10 @@ pub enum Bug {
     IgnoreHeartbeat,
     /// A coordinator looks for the heartbeats of strangers before its own one is written (I5).
     ListenFirst,
+    /// A proposal that was certainly refused counts as one that may put the node on the list, so that it is never admitted again (I8).
+    EnterForEver,
+    /// Nothing ends the doubt about a proposal that was not answered: as above (I8).
+    DoubtForEver,
 }
 
 impl Bug {
@@ -83,7 +87,7 @@ impl Bug {
     ];
 
     /// Those of the volume's coordinator: of its claim, fences and mount.
-    pub const CLAIMS: [Bug; 13] = [
+    pub const CLAIMS: [Bug; 15] = [
         Bug::MountBeforeFence,
         Bug::MountUnlisted,
         Bug::ForgetMounts,
@@ -97,6 +101,8 @@ impl Bug {
         Bug::ReleaseBeforeUnmount,
         Bug::IgnoreHeartbeat,
         Bug::ListenFirst,
+        Bug::EnterForEver,
+        Bug::DoubtForEver,
     ];
 
     /// All of them.
@@ -135,6 +141,8 @@ impl Bug {
             Bug::ReleaseBeforeUnmount => "release-before-unmount",
             Bug::IgnoreHeartbeat => "ignore-heartbeat",
             Bug::ListenFirst => "listen-first",
+            Bug::EnterForEver => "enter-for-ever",
+            Bug::DoubtForEver => "doubt-for-ever",
         }
     }
 }

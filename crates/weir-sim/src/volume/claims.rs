@@ -31,10 +31,9 @@ enum Work {
     Vacate,
     DropLeases,
     Admit { number: u64 },
-    Confirm { epoch: u64 },
     Fence { process: Id, epoch: u64, is_cut: bool },
-    Beat { number: u64 },
-    Listen { number: u64 },
+    Beat { epoch: u64, number: u64 },
+    Listen { epoch: u64, number: u64 },
     Mount { epoch: u64, is_begun: bool },
     Unmount,
 }
@@ -63,14 +62,16 @@ struct Kernel {
     in_flight: usize,
 }
 
-/// A write of an owner that its host has not sent yet.
-#[derive(Debug)]
+/// A write of an owner.
+#[derive(Clone, Copy, Debug)]
 struct Direct {
     by: Id,
     /// The admission under which it was issued.
     admission: u64,
     /// The number of fences of the node before.
     fences: u64,
+    /// The number of proofs of a fence of the node before the LUN has accepted it; `None` while its host has not sent it.
+    accepted: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -86,8 +87,11 @@ struct Node {
     admission: u64,
     /// The LUN refuses its writes.
     is_cut: bool,
-    /// How often it was fenced.
+    /// How often it was fenced, and how often that was proved.
     fences: u64,
+    proofs: u64,
+    /// What the process has seen of the record: its revision, and the coordinator.
+    seen: (u64, Option<Id>),
     /// It writes its heartbeat.
     beats: bool,
 }
@@ -132,6 +136,8 @@ struct World {
     /// Of 100 steps, those in which a process is killed; 0 or 2. Some mistakes show only in processes that live long.
     kills: u8,
     stranger: Stranger,
+    /// The last epoch in which somebody has mounted.
+    mounted: u64,
     counts: Counts,
     log: Log,
 }
@@ -161,6 +167,8 @@ impl World {
             admission: 0,
             is_cut: true,
             fences: 0,
+            proofs: 0,
+            seen: (0, None),
             beats: false,
         };
         World {
@@ -176,6 +184,7 @@ impl World {
             work: Vec::new(),
             kernels: BTreeMap::new(),
             direct: Vec::new(),
+            mounted: 0,
             counts: Counts::default(),
             log: Log::new(traced),
         }
@@ -191,8 +200,8 @@ impl World {
                 roll if (14..14 + self.mistakes).contains(&roll) => {
                     // An operator, or a node that takes itself for the candidate.
                     let node = self.rng.usize(0..NODES);
-                    let wanted = self.rng.bool();
-                    self.step_node(node, Event::Wanted(wanted));
+                    let (wanted, revision) = (self.rng.bool(), self.nodes[node].seen.0);
+                    self.decide(node, Event::Wanted { wanted, revision });
                 }
                 98..100 => self.stranger_goes_on(),
                 _ => self.go_on(),
@@ -243,7 +252,7 @@ impl World {
         node.starts += 1;
         node.news.clear();
         node.answers.clear();
-        node.admission = 0;
+        (node.admission, node.seen) = (0, (0, None));
         let process = self.process(number);
         self.nodes[number].claim = Some(Claim::new(process, self.planted));
         self.log.note(|| format!("n{number} starts"));
@@ -251,7 +260,7 @@ impl World {
         if self.rng.bool() {
             self.tell(number);
         }
-        self.step_node(number, Event::Wanted(false));
+        self.step_node(number, Event::Wanted { wanted: false, revision: 0 });
         self.tell(number);
     }
 
@@ -266,13 +275,20 @@ impl World {
         }
     }
 
-    /// The first living node is the candidate while nobody coordinates.
+    /// The first living node is the candidate while nobody coordinates, as far as it has seen.
     fn want(&mut self) {
-        if self.record.coordinator.is_some_and(|coordinator| self.is_alive(coordinator)) {
-            return;
+        let Some(number) = (0..NODES).find(|node| self.nodes[*node].claim.is_some()) else { return };
+        let (revision, coordinator) = self.nodes[number].seen;
+        if !coordinator.is_some_and(|coordinator| self.is_alive(coordinator)) {
+            self.decide(number, Event::Wanted { wanted: true, revision });
         }
-        if let Some(number) = (0..NODES).find(|node| self.nodes[*node].claim.is_some()) {
-            self.step_node(number, Event::Wanted(true));
+    }
+
+    /// A decision is on its way to a node, behind what the registry has told it; one at a time.
+    fn decide(&mut self, number: usize, event: Event<usize>) {
+        let node = &mut self.nodes[number];
+        if node.claim.is_some() && !node.news.iter().any(|one| matches!(one, Event::Wanted { .. })) {
+            node.news.push_back(event);
         }
     }
 
@@ -297,9 +313,17 @@ impl World {
         let Some(claim) = &mut self.nodes[number].claim else { return };
         self.log.note(|| format!("n{number}: {event:?}"));
         let admitted = if let Event::Admitted { number } = event { Some(number) } else { None };
+        let seen = if let Event::Seen { revision, record } = &event {
+            (*revision, record.coordinator)
+        } else {
+            (0, None)
+        };
         claim.step(event, &mut effects);
         let node = &mut self.nodes[number];
         node.admission = admitted.unwrap_or(node.admission);
+        if seen.0 > node.seen.0 {
+            node.seen = seen;
+        }
         for effect in effects {
             self.log.note(|| format!("  {effect:?}"));
             let work = match effect {
@@ -313,10 +337,9 @@ impl World {
                 Effect::Vacate => Work::Vacate,
                 Effect::DropLeases => Work::DropLeases,
                 Effect::Admit { number } => Work::Admit { number },
-                Effect::Confirm { epoch } => Work::Confirm { epoch },
                 Effect::Fence { process, epoch } => Work::Fence { process, epoch, is_cut: false },
-                Effect::Beat { number } => Work::Beat { number },
-                Effect::Listen { number } => Work::Listen { number },
+                Effect::Beat { epoch, number } => Work::Beat { epoch, number },
+                Effect::Listen { epoch, number } => Work::Listen { epoch, number },
                 Effect::StopBeating => {
                     self.nodes[process.node].beats = false;
                     self.work.retain(|(by, work)| *by != process || !matches!(work, Work::Beat { .. }));
@@ -362,7 +385,9 @@ impl World {
         let Proposal { by, number, revision, to } = self.proposals.swap_remove(index);
         if self.rng.u8(0..10) == 0 {
             self.log.note(|| format!("registry: proposal {number} of {by:?} is lost"));
-            self.answer(by, Event::Unanswered(number));
+            // Or it is refused for another reason than a newer record.
+            let refused = self.rng.bool();
+            self.answer(by, if refused { Event::Refused(number) } else { Event::Unanswered(number) });
         } else if revision == self.revision {
             (self.revision, self.record) = (revision + 1, to);
             self.log.note(|| format!("registry: {:?}", (revision + 1)));
@@ -425,11 +450,10 @@ impl World {
     /// I5.
     fn lands(&mut self, process: Id, epoch: u64) {
         self.counts.writes += 1;
-        let later = self.kernels.iter().find(|(other, kernel)| **other != process && kernel.epoch >= epoch);
-        if let Some((other, kernel)) = later {
-            let text =
-                format!("I5: {process:?} writes in epoch {epoch} beside {other:?} in epoch {}", kernel.epoch);
-            self.log.fail(|| text);
+        let highest = self.mounted;
+        if epoch < highest {
+            self.log
+                .fail(|| format!("I5: {process:?} writes in epoch {epoch} after a mount in epoch {highest}"));
         } else if self.stranger == Stranger::Mounted && self.is_alive(process) {
             self.log.fail(|| format!("I5: {process:?} writes in epoch {epoch} beside a stranger"));
         }
@@ -442,23 +466,39 @@ impl World {
     /// A process that may write issues a direct write, or one that was issued reaches the LUN.
     fn owners_write(&mut self) {
         if !self.direct.is_empty() && self.rng.bool() {
-            let index = self.rng.usize(0..self.direct.len());
-            let direct = self.direct.swap_remove(index);
-            let node = &self.nodes[direct.by.node];
-            if node.is_cut {
-                self.is_refused(direct.by, direct.admission);
-            } else if node.fences != direct.fences {
-                self.log.fail(|| {
-                    format!("I4: a direct write of {:?} from before a fence lands after it", direct.by)
-                });
-            }
-            return;
+            return self.direct_goes_on();
         }
         let number = self.rng.usize(0..NODES);
         let (by, node) = (self.process(number), &self.nodes[number]);
         let is_admitted = node.claim.as_ref().is_some_and(Claim::is_admitted);
         if is_admitted && self.direct.iter().filter(|direct| direct.by == by).count() < IN_FLIGHT {
-            self.direct.push(Direct { by, admission: node.admission, fences: node.fences });
+            let (admission, fences) = (node.admission, node.fences);
+            self.direct.push(Direct { by, admission, fences, accepted: None });
+        }
+    }
+
+    /// I4.
+    fn direct_goes_on(&mut self) {
+        let index = self.rng.usize(0..self.direct.len());
+        let node = &self.nodes[self.direct[index].by.node];
+        let Direct { by, admission, fences, accepted } = self.direct[index];
+        match accepted {
+            // What it has accepted lands, whatever it refuses since.
+            Some(proofs) => {
+                if proofs != node.proofs {
+                    self.log
+                        .fail(|| format!("I4: a direct write of {by:?} lands after the proof of a fence"));
+                }
+                self.direct.swap_remove(index);
+            }
+            None if node.is_cut => {
+                self.direct.swap_remove(index);
+                self.is_refused(by, admission);
+            }
+            None if node.fences != fences => {
+                self.log.fail(|| format!("I4: a direct write of {by:?} from before a fence lands after it"));
+            }
+            None => self.direct[index].accepted = Some(node.proofs),
         }
     }
 
@@ -479,10 +519,17 @@ impl World {
             // The longer it lasts, the more can go wrong.
             Work::Admit { .. } if self.rng.u8(0..5) > 0 => again(self, work),
             Work::Admit { number } => self.admit(process, number),
-            Work::Confirm { epoch } => match self.nodes[process.node].is_cut {
-                true => self.is_refused(process, self.nodes[process.node].admission),
-                false => self.answer(process, Event::Confirmed { epoch }),
-            },
+            // The LUN takes no such command from a node that it does not know.
+            Work::Fence { is_cut: false, .. } | Work::Beat { .. } if self.nodes[process.node].is_cut => {
+                self.is_refused(process, self.nodes[process.node].admission);
+            }
+            Work::Fence { epoch, is_cut: false, .. }
+            | Work::Beat { epoch, .. }
+            | Work::Listen { epoch, .. }
+                if self.rng.u8(0..12) == 0 =>
+            {
+                self.answer(process, Event::Failed { epoch });
+            }
             Work::Fence { process: other, epoch, is_cut: false } => {
                 let node = &mut self.nodes[other.node];
                 (node.is_cut, node.fences) = (true, node.fences + 1);
@@ -490,20 +537,18 @@ impl World {
                 again(self, Work::Fence { process: other, epoch, is_cut: true });
             }
             // Writes that the LUN accepted before the fence still land.
-            Work::Fence { process: other, .. } if in_flight(self, other) > 0 => again(self, work),
+            Work::Fence { process: other, .. } if self.has_accepted(other.node) => again(self, work),
             Work::Fence { process: other, epoch, .. } => {
                 self.counts.fenced += 1;
+                self.nodes[other.node].proofs += 1;
                 self.answer(process, Event::Fenced { process: other, epoch });
             }
-            Work::Beat { .. } if self.nodes[process.node].is_cut => {
-                self.is_refused(process, self.nodes[process.node].admission);
-            }
-            Work::Beat { number } => {
+            Work::Beat { number, .. } => {
                 self.nodes[process.node].beats = true;
                 self.answer(process, Event::Beating { number });
             }
             Work::Listen { .. } if self.stranger != Stranger::Away => again(self, work),
-            Work::Listen { number } => self.answer(process, Event::Silent { number }),
+            Work::Listen { number, .. } => self.answer(process, Event::Silent { number }),
             Work::Mount { epoch, is_begun: false } => {
                 self.begin_mount(process, epoch);
                 again(self, Work::Mount { epoch, is_begun: true });
@@ -530,6 +575,12 @@ impl World {
         self.kernels.keys().any(is_former)
             || self.direct.iter().any(|direct| is_former(&direct.by))
             || self.work.iter().any(|(by, _)| is_former(by))
+    }
+
+    /// Something that the LUN has accepted from a node is not done yet.
+    fn has_accepted(&self, node: usize) -> bool {
+        self.kernels.iter().any(|(id, kernel)| id.node == node && kernel.in_flight > 0)
+            || self.direct.iter().any(|direct| direct.by.node == node && direct.accepted.is_some())
     }
 
     fn admit(&mut self, process: Id, number: u64) {
@@ -559,6 +610,7 @@ impl World {
         if self.stranger == Stranger::Mounted {
             self.log.fail(|| format!("I5: {process:?} mounts in epoch {epoch} beside a stranger"));
         }
+        self.mounted = self.mounted.max(epoch);
         self.kernels.insert(process, Kernel { epoch, in_flight: 1 });
     }
 }

@@ -22,9 +22,9 @@ use crate::planted::{Bug, Planted};
 /// A process of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Process<N> {
-    /// Its node, by which the LUN knows it.
+    /// Its host, by which the LUN knows it: not a name that another host may get.
     pub node: N,
-    /// Grows with each start.
+    /// Unique for the host.
     pub incarnation: u64,
 }
 
@@ -59,9 +59,14 @@ pub enum Event<N> {
     Refused(u64),
     /// The proposal of this number has had no answer for a while. It may have been committed, and may still be.
     Unanswered(u64),
-    /// This node is to coordinate the volume: it is the candidate, and the coordinator is gone; or it is not any more. Another node's
-    /// claim ends it, too.
-    Wanted(bool),
+    /// This node is to coordinate the volume: it is the candidate, and the coordinator is gone; or it is not any more. Whoever decides that
+    /// repeats it for as long as it holds: another node's claim ends it, and whatever keeps this node from mounting.
+    Wanted {
+        /// Whether it is.
+        wanted: bool,
+        /// The record's revision on which that was decided. On an older one than this process has seen, nothing is claimed.
+        revision: u64,
+    },
     /// The answer to [`Effect::Vacate`]: no process of this node before this one can write to the LUN any more, and nothing of them is on
     /// its way there, calls that would lift a fence among it.
     Vacated,
@@ -76,14 +81,12 @@ pub enum Event<N> {
         /// Its number.
         number: u64,
     },
-    /// The answer to [`Effect::Confirm`] where the LUN has this node's key.
-    Confirmed {
-        /// The epoch in which it was asked for.
-        epoch: u64,
-    },
-    /// The answer to [`Effect::DropLeases`]: none is held, and nothing that was issued under them is on its way to the LUN.
+    /// The answer to [`Effect::DropLeases`]: none is held, and nothing that this process has issued to the LUN is on its way there, for
+    /// whomever: block I/O for other nodes is part of it.
     LeasesDropped,
-    /// The answer to [`Effect::Fence`]: a process can certainly not write to the LUN any more, and nothing of it is on its way there.
+    /// The answer to [`Effect::Fence`]: the process's *node* can certainly neither read nor write the LUN, and nothing that any process of it
+    /// has issued before is on its way there. With persistent reservations, the keys that the LUN shows are that proof, and a command's
+    /// status is none: it may fail because this node's own key is gone.
     Fenced {
         /// The process.
         process: Process<N>,
@@ -100,9 +103,16 @@ pub enum Event<N> {
         /// Its number.
         number: u64,
     },
+    /// The other answer to [`Effect::Beat`], [`Effect::Listen`] and [`Effect::Fence`], given after a pause: it cannot be done. A fence may
+    /// have been made, or be made later.
+    Failed {
+        /// The epoch in which it was asked for.
+        epoch: u64,
+    },
     /// The answer to [`Effect::Mount`]. If it failed, nothing of it is on its way to the LUN.
     Mounted(bool),
-    /// The answer to [`Effect::Unmount`]: the filesystem is not mounted here, and nothing of it is on its way to the LUN.
+    /// The answer to [`Effect::Unmount`]: the filesystem is not mounted here, and neither anything of it nor block I/O that this process did
+    /// for other nodes is on its way to the LUN.
     Unmounted,
     /// The LUN refuses this node's I/O: another node has fenced it.
     Lost {
@@ -131,12 +141,6 @@ pub enum Effect<N> {
         /// Grows with each admission.
         number: u64,
     },
-    /// Ask whether the LUN has this node's key; lift no fence. The answer is [`Event::Confirmed`] or [`Event::Lost`], after a pause if
-    /// the LUN does not answer.
-    Confirm {
-        /// This epoch.
-        epoch: u64,
-    },
     /// Give up what this node's owners hold: they were fenced, and their leases may have been given to others.
     DropLeases,
     /// Have a process fenced.
@@ -146,13 +150,17 @@ pub enum Effect<N> {
         /// This epoch.
         epoch: u64,
     },
-    /// Write this node's heartbeat from now on.
+    /// Write this node's heartbeat from now on. [`Event::Lost`] where the LUN refuses it.
     Beat {
+        /// This epoch.
+        epoch: u64,
         /// Grows each time.
         number: u64,
     },
     /// Read the heartbeat area for a period, and again until it is silent.
     Listen {
+        /// This epoch.
+        epoch: u64,
         /// That of the heartbeat.
         number: u64,
     },
@@ -224,8 +232,6 @@ pub struct Claim<N> {
     mount: Mount,
     serves: bool,
     admission: Admission,
-    /// In this epoch: whether the LUN has this node's key.
-    confirmation: Step,
     /// The own heartbeat, by its number, and those of others since it is there.
     beats: u64,
     beat: Step,
@@ -249,7 +255,6 @@ impl<N: Copy + Debug + Ord> Claim<N> {
             mount: Mount::No,
             serves: false,
             admission: Admission::new(planted),
-            confirmation: Step::Due,
             beats: 0,
             beat: Step::Due,
             silence: Step::Due,
@@ -283,12 +288,19 @@ impl<N: Copy + Debug + Ord> Claim<N> {
         let epoch_now = self.record.epoch;
         match event {
             Event::Seen { revision, record } => self.seen(revision, record, effects),
-            Event::Refused(number) if self.is_of_now(number) => self.proposals.is_open = false,
+            Event::Refused(number) if self.is_of_now(number) => {
+                self.proposals.is_open = false;
+                if !self.proposals.in_doubt && !self.planted.has(Bug::EnterForEver) {
+                    self.proposals.enters = false;
+                }
+            }
             Event::Unanswered(number) if self.is_of_now(number) => {
                 self.proposals.is_open = false;
                 self.proposals.in_doubt = true;
             }
-            Event::Wanted(wanted) => self.wanted = wanted,
+            // Another node may have claimed since.
+            Event::Wanted { wanted: true, revision } if revision < self.revision => {}
+            Event::Wanted { wanted, .. } => self.wanted = wanted,
             Event::Vacated => self.admission.vacated(),
             Event::LeasesDropped => self.admission.leases_dropped(),
             Event::Admitted { number } => self.admission.answered(number, true),
@@ -302,7 +314,6 @@ impl<N: Copy + Debug + Ord> Claim<N> {
                     self.wanted = false;
                 }
             }
-            Event::Confirmed { epoch } if epoch == epoch_now => self.confirmation.ends(),
             Event::Beating { number } if number == self.beats => self.beat.ends(),
             Event::Silent { number } if number == self.beats => self.silence.ends(),
             Event::Fenced { process, epoch } if epoch == epoch_now => {
@@ -311,9 +322,11 @@ impl<N: Copy + Debug + Ord> Claim<N> {
             Event::Mounted(true) => self.mount = Mount::Yes,
             Event::Mounted(false) => (self.mount, self.wanted) = (Mount::No, false),
             Event::Unmounted => self.mount = Mount::No,
+            // Another candidate may be able to.
+            Event::Failed { epoch } if epoch == epoch_now && self.mount == Mount::No => self.wanted = false,
             // Of an earlier proposal, heartbeat or epoch.
-            Event::Refused(_) | Event::Unanswered(_) | Event::Confirmed { .. } | Event::Beating { .. } => {}
-            Event::Silent { .. } | Event::Fenced { .. } => {}
+            Event::Refused(_) | Event::Unanswered(_) | Event::Beating { .. } => {}
+            Event::Silent { .. } | Event::Fenced { .. } | Event::Failed { .. } => {}
         }
         self.decide(effects);
     }
@@ -339,7 +352,6 @@ impl<N: Copy + Debug + Ord> Claim<N> {
                 self.asked.clear();
                 self.fenced.clear();
             }
-            self.confirmation = Step::Due;
             if self.mount == Mount::No {
                 self.stop_beating(effects);
             }
@@ -401,13 +413,13 @@ impl<N: Copy + Debug + Ord> Claim<N> {
     /// The registry names this node, and lists it: the next coordinator finds it there, and fences it. It fences whoever else may have
     /// the filesystem mounted, takes them from the list, and mounts.
     fn towards_mount(&mut self, effects: &mut Vec<Effect<N>>) {
-        let is_exclusive = self.is_exclusive(effects);
-        let is_fenced = self.fence_others(effects);
-        let alone = Record { mounts: [self.me].into(), ..self.record.clone() };
-        let is_listed = self.record == alone || self.planted.has(Bug::MountUnlisted);
-        if !is_exclusive || !is_fenced || self.proposals.is_open {
+        let is_silent = self.is_silent(effects);
+        // A node that cannot write itself fences nobody.
+        if self.beat != Step::Done || !self.fence_others(effects) || !is_silent || self.proposals.is_open {
             return;
         }
+        let alone = Record { mounts: [self.me].into(), ..self.record.clone() };
+        let is_listed = self.record == alone || self.planted.has(Bug::MountUnlisted);
         // A proposal that was not answered may take this node from the list again: another entry ends that.
         if is_listed && (!self.proposals.in_doubt || self.planted.has(Bug::MountInDoubt)) {
             self.mount = Mount::Coming;
@@ -418,21 +430,17 @@ impl<N: Copy + Debug + Ord> Claim<N> {
         }
     }
 
-    /// The LUN has this node's key, and is used by no stranger. The own heartbeat comes before the look at those of others: of two that
-    /// begin at once, one sees the other.
-    fn is_exclusive(&mut self, effects: &mut Vec<Effect<N>>) -> bool {
-        if self.confirmation.begins() {
-            effects.push(Effect::Confirm { epoch: self.record.epoch });
-        }
-        let is_confirmed = self.confirmation == Step::Done;
-        if is_confirmed && self.beat.begins() {
-            effects.push(Effect::Beat { number: self.beats });
+    /// Whether no stranger uses the LUN. The own heartbeat comes before the look at those of others: of two that begin at once, one sees
+    /// the other.
+    fn is_silent(&mut self, effects: &mut Vec<Effect<N>>) -> bool {
+        let (epoch, number) = (self.record.epoch, self.beats);
+        if self.beat.begins() {
+            effects.push(Effect::Beat { epoch, number });
         }
         if (self.beat == Step::Done || self.planted.has(Bug::ListenFirst)) && self.silence.begins() {
-            effects.push(Effect::Listen { number: self.beats });
+            effects.push(Effect::Listen { epoch, number });
         }
-        let is_silent = self.beat == Step::Done && self.silence == Step::Done;
-        is_confirmed && (is_silent || self.planted.has(Bug::IgnoreHeartbeat))
+        self.silence == Step::Done || self.planted.has(Bug::IgnoreHeartbeat)
     }
 
     /// Whether no other process of the list can write. Those of this node are gone: it could not have been admitted otherwise.
@@ -477,7 +485,7 @@ impl<N: Copy + Debug + Ord> Claim<N> {
             left.coordinator = None;
         }
         // A proposal that was not answered may list this process, which could never be admitted: another one ends that.
-        if left != self.record || self.proposals.in_doubt {
+        if left != self.record || self.proposals.in_doubt && !self.planted.has(Bug::DoubtForEver) {
             self.propose(left, effects);
         }
     }
