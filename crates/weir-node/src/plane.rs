@@ -9,7 +9,6 @@ use weir_accel::flash::FlashDevice;
 use weir_block::Nanos;
 use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
-use weir_cluster::migration::{MigrationError, Named};
 use weir_cluster::node_state::Rules;
 use weir_cluster::records::{DiskRecord, NodeRecord};
 use weir_cluster::registry::{Registry, RegistryError};
@@ -34,6 +33,7 @@ use crate::identity::NodeIdentity;
 use crate::peer::{Greeting, Incoming, Network, Purpose};
 use crate::places::{Place, Places};
 use crate::refusal::{Refusal, Why};
+use crate::registry::check_usable;
 use crate::shard::messages::{Command, Notice};
 
 /// Part of a lease or a grant that its holder does not count on: for clocks that run at different speeds.
@@ -122,15 +122,6 @@ pub async fn join(
             }
             Err(error) => return Err(error),
         }
-    }
-}
-
-/// A registry whose content is, or will be, in another one has no nodes.
-pub(crate) async fn check_usable(registry: &dyn Registry, config: &Config) -> Result<(), RegistryError> {
-    let name = format!("the registry at {}", config.registry.place());
-    match (Named { registry, name: &name }).check_usable().await {
-        Err(MigrationError::Registry { source, .. }) => Err(source),
-        checked => checked.map_err(|error| RegistryError::Setup { reason: error.to_string() }),
     }
 }
 

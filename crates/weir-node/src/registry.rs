@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use weir_cluster::migration::{MigrationError, Named};
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::{Client, ClientConfig};
 use weir_etcd::{ConfigError, Etcd};
@@ -28,5 +29,14 @@ pub fn registry(config: &Config) -> Result<Arc<dyn Registry>, RegistryUnusable> 
     match config.registry.etcd(&config.lease).map_err(invalid)? {
         Some(etcd) => Ok(Arc::new(Etcd::new(etcd)?)),
         None => Ok(Arc::new(Client::new(&config.registry.socket, ClientConfig::default())?)),
+    }
+}
+
+/// A registry whose content is, or will be, in another one has no nodes.
+pub(crate) async fn check_usable(registry: &dyn Registry, config: &Config) -> Result<(), RegistryError> {
+    let name = format!("the registry at {}", config.registry.place());
+    match (Named { registry, name: &name }).check_usable().await {
+        Err(MigrationError::Registry { source, .. }) => Err(source),
+        checked => checked.map_err(|error| RegistryError::Setup { reason: error.to_string() }),
     }
 }

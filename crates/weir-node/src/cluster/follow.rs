@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::control::Node;
 use crate::identity::{IdentityError, NodeIdentity};
 use crate::patience::Told;
-use crate::plane::check_usable;
+use crate::registry::check_usable;
 
 /// Pause after a failure, or where no authority exists yet.
 const AGAIN: Duration = Duration::from_secs(1);

@@ -5,7 +5,6 @@
 //! more, and nothing that was issued before the fence may come after it: the coordinator counts the fence for an answer to its recalls,
 //! and gives the blocks to others (I4).
 
-use super::claim::Effect;
 use crate::planted::{Bug, Planted};
 
 /// A thing that is done once.
@@ -32,6 +31,14 @@ impl Step {
             *self = Step::Done;
         }
     }
+}
+
+/// What an admission needs next: the effects of [`super::claim`] of these names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Need {
+    Vacate,
+    DropLeases,
+    Admit { number: u64 },
 }
 
 /// A process's admission.
@@ -93,18 +100,20 @@ impl Admission {
     }
 
     /// One step towards an admission, if this process is `free` to be admitted: nothing of it is mounted, or may be.
-    pub(super) fn decide<N>(&mut self, free: bool, effects: &mut Vec<Effect<N>>) {
+    pub(super) fn decide(&mut self, free: bool) -> impl Iterator<Item = Need> + use<> {
+        let mut needs = [None; 3];
         if self.vacated.begins() {
-            effects.push(Effect::Vacate);
+            needs[0] = Some(Need::Vacate);
         }
         if self.dropped.begins() {
-            effects.push(Effect::DropLeases);
+            needs[1] = Some(Need::DropLeases);
         }
         let is_vacated = self.is_vacated() || self.planted.has(Bug::AdmitBesideFormer);
         let is_dropped = self.dropped == Step::Done || self.planted.has(Bug::AdmitBeforeDrop);
         if free && is_vacated && is_dropped && self.state.begins() {
             self.number += 1;
-            effects.push(Effect::Admit { number: self.number });
+            needs[2] = Some(Need::Admit { number: self.number });
         }
+        needs.into_iter().flatten()
     }
 }

@@ -16,7 +16,7 @@
 use std::collections::BTreeSet;
 use std::fmt::Debug;
 
-use super::admission::{Admission, Step};
+use super::admission::{Admission, Need, Step};
 use crate::planted::{Bug, Planted};
 
 /// A process of a node.
@@ -382,7 +382,12 @@ impl<N: Copy + Debug + Ord> Claim<N> {
         // A fence that this lifts may be another coordinator's proof that this process, which is on the list, cannot write.
         let is_listed = self.is_listed() || self.proposals.enters;
         let is_free = self.mount == Mount::No && !is_listed;
-        self.admission.decide(is_free || self.planted.has(Bug::AdmitListed), effects);
+        let needs = self.admission.decide(is_free || self.planted.has(Bug::AdmitListed));
+        effects.extend(needs.map(|need| match need {
+            Need::Vacate => Effect::Vacate,
+            Need::DropLeases => Effect::DropLeases,
+            Need::Admit { number } => Effect::Admit { number },
+        }));
         let is_entered = self.is_listed() || self.planted.has(Bug::MountUnlisted);
         match self.mount {
             Mount::No if goes_on && is_entered && self.may_write() => self.towards_mount(effects),

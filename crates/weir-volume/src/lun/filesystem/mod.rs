@@ -1,7 +1,7 @@
 //! The filesystem on a shared LUN, as its coordinator uses it: identified before it is touched, mounted where nobody else reaches it,
 //! and asked where a file's blocks are (`VOLUME.md` §1, §2).
 //!
-//! - [`superblock`]: which filesystem a LUN has, and whether it suits, without mounting it;
+//! - [`identify`], [`superblock`]: which filesystem a LUN has, and whether it suits, without mounting it;
 //! - [`mount`]: a detached mount, which no other process and no path reaches;
 //! - [`extents`]: the blocks of a file, and who may use them;
 //! - [`space`]: space that is written with zeroes before it is used directly.
@@ -10,11 +10,13 @@
 
 pub mod error;
 pub mod extents;
+pub mod identify;
 pub mod mount;
 pub mod space;
 pub mod superblock;
 
 pub use error::FilesystemError;
 pub use extents::{Extent, extents, layout};
+pub use identify::content;
 pub use mount::Mounted;
-pub use superblock::{Content, Kind, Superblock, content};
+pub use superblock::{Content, Kind, Superblock};

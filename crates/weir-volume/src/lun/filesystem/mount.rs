@@ -18,7 +18,8 @@ use rustix::mount::{
 };
 
 use super::error::FilesystemError;
-use super::superblock::{Content, Kind, Superblock, content};
+use super::identify::content;
+use super::superblock::{Content, Kind, Superblock};
 
 /// Longest message of the kernel that is kept, in bytes.
 const LONGEST_MESSAGE: usize = 1024;

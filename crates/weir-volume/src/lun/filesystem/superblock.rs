@@ -28,14 +28,9 @@
 //! | CRC32C of the sector, little-endian | 224 | 4 |
 
 use std::fmt;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::Path;
 
-use super::error::FilesystemError;
-
-/// Bytes that are read: both superblocks, with the largest sector of XFS.
-const READ: usize = 32 << 10;
+/// Bytes to read: both superblocks, with the largest sector of XFS.
+pub const READ: usize = 32 << 10;
 
 const EXT4_AT: usize = 1024;
 const EXT4_BYTES: usize = 1024;
@@ -131,24 +126,6 @@ pub enum Unsuitable {
     /// A number in it makes no sense.
     #[error("its superblock is damaged ({0}); run its own check, e2fsck or xfs_repair")]
     Nonsense(&'static str),
-}
-
-/// Reads what is on an open LUN. `path` is for messages.
-///
-/// # Errors
-/// It cannot be read. Whatever it has is no error.
-pub fn content(lun: &File, path: &Path) -> Result<Content, FilesystemError> {
-    let mut bytes = vec![0; READ];
-    let mut read = 0;
-    while read < READ {
-        match lun.read_at(&mut bytes[read..], read as u64) {
-            Ok(0) => break,
-            Ok(more) => read += more,
-            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(FilesystemError::system("read", path)(error)),
-        }
-    }
-    Ok(parse(&bytes[..read]))
 }
 
 /// What the first bytes of a LUN say.
