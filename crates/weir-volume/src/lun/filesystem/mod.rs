@@ -3,7 +3,7 @@
 //!
 //! - [`identify`], [`superblock`]: which filesystem a LUN has, and whether it suits, without mounting it;
 //! - [`mount`]: a detached mount, which no other process and no path reaches;
-//! - [`extents`]: the blocks of a file, and who may use them;
+//! - [`mod@extents`]: the blocks of a file, and who may use them;
 //! - [`space`]: space that is written with zeroes before it is used directly.
 //!
 //! Everything here blocks. It is for the coordinator's own threads, never for a shard.
