@@ -106,6 +106,7 @@ fuzz_target!(|input: &[u8]| {
                 &[],
                 &request,
                 (NOW, NODE_LIFETIME),
+                false,
             );
             if let Ok(admission) = decided {
                 assert_eq!(
