@@ -179,6 +179,8 @@ pub(crate) fn advice(reason: &str) -> &'static str {
         "invalid size",
         "corrupt message",
         "connection reset",
+        // As the system says it.
+        "Connection reset",
         "connection was not ready",
     ]) {
         "the scheme (http:// or https://) or the port in registry.etcd may be wrong"
