@@ -143,12 +143,8 @@ impl Follower {
     /// disks was deleted: whoever holds one must go on with what is known, and not throw its data away. The position stays, and the
     /// deletion comes again when the registry's marker is back.
     async fn is_this_registry(&self) -> Result<(), String> {
-        let words = |refusal: Refusal| refusal.error().to_string();
-        let deadline = self.core.deadline();
-        let marker = self.core.marker(deadline).await.map_err(words)?;
-        let looked =
-            self.core.call(Kind::Repeatable, deadline, |link| self.core.guarded_at(link, marker, &[])).await;
-        looked.map(drop).map_err(words)
+        let looked = self.core.guarded(Kind::Repeatable, self.core.deadline(), &[]).await;
+        looked.map(drop).map_err(|refusal| refusal.error().to_string())
     }
 
     fn changes(&self, events: Vec<PbEvent>) -> Result<Vec<(u64, Change)>, RegistryError> {

@@ -253,7 +253,7 @@ async fn a_registry_that_was_deleted() {
     let marker = admin.get("/r/weir-registry", None).await.unwrap().kvs()[0].value().to_vec();
     admin.delete("/r/", Some(DeleteOptions::new().with_prefix())).await.unwrap();
     assert!(tokio::time::timeout(Duration::from_secs(2), watch.next()).await.is_err(), "a deletion");
-    // Whoever puts the marker back says that it is this registry.
+    // An operator restores the marker: the deletion of the key counts from now on.
     admin.put("/r/weir-registry", marker, None).await.unwrap();
     let deleted = tokio::time::timeout(Duration::from_secs(10), watch.next()).await.unwrap().unwrap();
     assert_eq!(deleted.change.key(), "k");

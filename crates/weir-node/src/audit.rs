@@ -99,7 +99,7 @@ impl Audit {
     }
 
     fn append(&self, file: &mut File, text: &str) -> std::io::Result<()> {
-        let length = file.metadata()?.len();
+        let mut length = file.metadata()?.len();
         if length >= LARGEST {
             match std::fs::rename(&self.path, self.path.with_extension("jsonl.1")) {
                 // An earlier attempt could not make the new file.
@@ -107,8 +107,8 @@ impl Audit {
                 renamed => renamed?,
             }
             *file = open(&self.path)?;
+            length = 0;
         }
-        let length = if length >= LARGEST { 0 } else { length };
         // One call: lines of two processes do not mix.
         file.write_all(text.as_bytes()).inspect_err(|_| {
             // On a full file system its beginning may be there: the next line must not follow on it.

@@ -10,7 +10,8 @@ pub fn build() -> PathBuf {
     }
     let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()));
     build.args(["build", "--quiet", "-p", "weir"]).current_dir(env!("CARGO_MANIFEST_DIR"));
-    // What cargo tells this test of its own package: `ring` is built again where it differs, and everything above it.
+    // Cargo sets variables for the test's own package. The build script of `ring` runs again when they change, and cargo then rebuilds
+    // every crate that depends on it.
     for (name, _) in std::env::vars_os() {
         if name
             .to_str()

@@ -90,7 +90,7 @@ struct Node {
     /// How often it was fenced, and how often that was proved.
     fences: u64,
     proofs: u64,
-    /// What the process has seen of the record: its revision, and the coordinator.
+    /// The last record that the process has received: its revision and its coordinator.
     seen: (u64, Option<Id>),
     /// It writes its heartbeat.
     beats: bool,
@@ -256,7 +256,7 @@ impl World {
         let process = self.process(number);
         self.nodes[number].claim = Some(Claim::new(process, self.planted));
         self.log.note(|| format!("n{number} starts"));
-        // Somebody may want something of it before it knows anything.
+        // A watch may deliver the first record twice.
         if self.rng.bool() {
             self.tell(number);
         }
@@ -483,7 +483,7 @@ impl World {
         let node = &self.nodes[self.direct[index].by.node];
         let Direct { by, admission, fences, accepted } = self.direct[index];
         match accepted {
-            // What it has accepted lands, whatever it refuses since.
+            // The LUN completes an accepted write, also after a fence.
             Some(proofs) => {
                 if proofs != node.proofs {
                     self.log

@@ -33,7 +33,7 @@ impl Step {
     }
 }
 
-/// What an admission needs next: the effects of [`super::claim`] of these names.
+/// The next actions of an admission; [`super::claim`] issues the effects of the same names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Need {
     Vacate,

@@ -342,11 +342,11 @@ impl<N: Copy + Debug + Ord> Claim<N> {
         let is_news = record.epoch > self.record.epoch;
         let other = record.coordinator.filter(|coordinator| *coordinator != self.me);
         // The first record that a process sees is none that has been claimed before its eyes.
-        if is_news && other.is_some() && self.revision > 0 {
-            // It has claimed first. Two that claim it from each other would fence each other; who is wanted is to be decided again.
-            self.wanted = false;
-        }
         if is_news {
+            if other.is_some() && self.revision > 0 {
+                // It has claimed first. Two that claim it from each other would fence each other; who is wanted is to be decided again.
+                self.wanted = false;
+            }
             if !self.planted.has(Bug::KeepProofs) {
                 // A node that was fenced may have been admitted since, and have mounted.
                 self.asked.clear();

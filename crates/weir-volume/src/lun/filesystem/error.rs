@@ -51,7 +51,7 @@ pub enum FilesystemError {
         start: u64,
         /// The byte after the last one.
         end: u64,
-        /// What it has instead.
+        /// The state of the first block that is not written.
         found: String,
     },
 }

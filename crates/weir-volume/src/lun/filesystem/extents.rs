@@ -64,7 +64,7 @@ impl Extent {
         self.start + self.length
     }
 
-    /// What a node may do on the LUN itself with these blocks. All that this does not know of forbids both.
+    /// The lease that a node may get on these blocks. An unknown flag forbids both reading and writing.
     #[must_use]
     pub fn lease(&self) -> Lease {
         match self.flags & !(LAST | MERGED) {
