@@ -48,6 +48,7 @@ mod stop;
 mod throttles;
 pub mod timestamps;
 pub mod units;
+pub mod vector_copies;
 
 pub use cluster::unix_seconds;
 pub use error::{ApiError, ApiErrorKind};

@@ -96,6 +96,10 @@ const SHORT_SIZE: u64 = 32 << 20;
 
 fn main() -> ExitCode {
     let arguments = Arguments::parse();
+    // As a node does; its peers and children get the setting, too.
+    if let Err(error) = weir_node::vector_copies::restart_if_slow() {
+        eprintln!("weir-peers: copies in memory stay slow: {error}");
+    }
     let outcome = match arguments.part {
         Some(Part::Echo { transport: TransportName::Unix, ref address }) => {
             floor::serve(Transport::Unix, address)

@@ -5,6 +5,7 @@ use tracing_subscriber::EnvFilter;
 use weir_cluster::remote::make_private_dir;
 use weir_cluster::{Embedded, Server};
 use weir_node::config::{Config, EXAMPLE};
+use weir_node::vector_copies;
 
 use crate::cli::{NodeArgs, RegistryArgs};
 use crate::failure::Failure;
@@ -14,8 +15,13 @@ pub fn node(arguments: &NodeArgs) -> Result<(), Failure> {
     if arguments.print_config {
         return crate::output::say(EXAMPLE.trim_end());
     }
+    // Before the configuration is read: it may come from a pipe.
+    let copies = vector_copies::restart_if_slow();
     let config = Config::load(&arguments.config)?;
     log();
+    if let Err(error) = copies {
+        tracing::warn!(%error, "cannot start again with faster copies in memory; TLS takes more processor time");
+    }
     let runtime = runtime()?;
     let result = runtime.block_on(async {
         let shutdown = shutdown()?;
