@@ -29,6 +29,8 @@ impl Place {
         command
             .args(line.split_whitespace())
             .current_dir(self.path())
+            .env_remove("GLIBC_TUNABLES")
+            .env_remove("WEIR_VECTOR_COPIES")
             .env_remove("WEIR_LAB")
             .env_remove("WEIR_API");
         command
