@@ -211,6 +211,21 @@ fn a_full_filesystem_is_told_from_other_failures() {
     }
 }
 
+/// The kernel would say "invalid argument", or nothing.
+#[test]
+fn a_path_with_larger_sectors_is_refused() {
+    for (command, sector) in [("mkfs.xfs -q -f", 512), ("mkfs.ext4 -q -b 1024", 1024)] {
+        let Some(lun) = LoopDevice::new(SIZE) else { return };
+        format(&lun.device, command);
+        let path = lun.path_with_sectors(4096);
+        let text = Mounted::new(&path.device).unwrap_err().to_string();
+        assert!(text.contains(&format!("with sectors of {sector} bytes")), "{text}");
+        assert!(text.contains("reaches it in sectors of 4096 bytes"), "{text}");
+        drop(path);
+        Mounted::new(&lun.device).unwrap();
+    }
+}
+
 #[test]
 fn what_cannot_be_mounted_says_why() {
     let Some(lun) = LoopDevice::new(SIZE) else { return };

@@ -11,10 +11,15 @@
 //! - [`router`]: the owner's side, which chooses the route of each request;
 //! - [`coordinator`]: the coordinator's side, for one file;
 //! - [`claim`]: a node's way to be the coordinator of the volume, and from there.
+//!
+//! [`shell`] carries out what a claim wants of the LUN: with [`mod@filesystem`], [`heartbeat`] and [`fence_command`].
 
 mod admission;
 pub mod claim;
 pub mod coordinator;
+pub mod fence_command;
 pub mod filesystem;
+pub mod heartbeat;
 pub mod leases;
 pub mod router;
+pub mod shell;

@@ -138,7 +138,12 @@ impl LoopDevice {
 
     /// Another device on the same file: another node's path to it.
     pub fn second_path(&self) -> LoopDevice {
-        LoopDevice::attach(Rc::clone(&self.directory), 512).unwrap()
+        self.path_with_sectors(512)
+    }
+
+    /// One with sectors of `sector` bytes.
+    pub fn path_with_sectors(&self, sector: u32) -> LoopDevice {
+        LoopDevice::attach(Rc::clone(&self.directory), sector).unwrap()
     }
 
     fn attach(directory: Rc<tempfile::TempDir>, sector: u32) -> Option<LoopDevice> {

@@ -38,6 +38,20 @@ pub enum FilesystemError {
         /// Why.
         source: Unsuitable,
     },
+    /// This host's path to it has larger sectors.
+    #[error(
+        "{} has a filesystem with sectors of {filesystem} bytes, and this host reaches it in sectors of {path_sector} bytes: format it with \
+         sectors of {path_sector} bytes, for all nodes",
+        .path.display()
+    )]
+    Sectors {
+        /// The LUN.
+        path: PathBuf,
+        /// Of the filesystem.
+        filesystem: u32,
+        /// Of the path.
+        path_sector: u32,
+    },
     /// Space was written, and is still not the file's own.
     #[error(
         "{}: bytes {start} to {end} were written, and the filesystem does not have them as written blocks of this file alone ({found}); \
@@ -57,7 +71,10 @@ pub enum FilesystemError {
 }
 
 impl FilesystemError {
-    pub(super) fn system(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FilesystemError {
+    pub(in crate::lun) fn system(
+        action: &'static str,
+        path: &Path,
+    ) -> impl FnOnce(io::Error) -> FilesystemError {
         move |source| FilesystemError::System { action, path: path.to_path_buf(), source }
     }
 
@@ -65,6 +82,12 @@ impl FilesystemError {
     #[must_use]
     pub fn is_full(&self) -> bool {
         matches!(self.errno(), Some(libc::ENOSPC | libc::EDQUOT))
+    }
+
+    /// There is no such file.
+    #[must_use]
+    pub fn is_absent(&self) -> bool {
+        self.errno() == Some(libc::ENOENT)
     }
 
     /// Something on this host has the LUN mounted, or open exclusively.
@@ -78,7 +101,9 @@ impl FilesystemError {
             FilesystemError::System { source, .. } | FilesystemError::Mount { source, .. } => {
                 source.raw_os_error()
             }
-            FilesystemError::Unsuitable { .. } | FilesystemError::NotWritten { .. } => None,
+            FilesystemError::Unsuitable { .. }
+            | FilesystemError::Sectors { .. }
+            | FilesystemError::NotWritten { .. } => None,
         }
     }
 }

@@ -12,6 +12,7 @@ pub mod error;
 pub mod extents;
 pub mod identify;
 pub mod mount;
+pub mod pages;
 pub mod space;
 pub mod superblock;
 

@@ -57,6 +57,7 @@ impl Mounted {
             return Err(FilesystemError::system("drop the buffers of", lun)(io::Error::last_os_error()));
         }
         let superblock = suitable(&device, lun)?;
+        check_sectors(&device, lun, &superblock)?;
         // The kernel opens it exclusively itself.
         drop(device);
         let mount = patiently(|| mount(lun, superblock.kind))?;
@@ -65,6 +66,12 @@ impl Mounted {
         let root = rustix::fs::openat(&mount, ".", flags, Mode::empty())
             .map_err(|error| FilesystemError::system("open the root directory of", lun)(error.into()))?;
         Ok(Mounted { root, _mount: mount, lun: lun.to_path_buf(), superblock })
+    }
+
+    /// The LUN's path on this host.
+    #[must_use]
+    pub fn lun(&self) -> &Path {
+        &self.lun
     }
 
     /// What its superblock says.
@@ -87,6 +94,19 @@ impl Mounted {
     /// [`FilesystemError::System`]; it exists.
     pub fn create(&self, name: &str) -> Result<File, FilesystemError> {
         self.open_with(name, OFlags::CREATE | OFlags::EXCL)
+    }
+
+    /// Removes a file from its root directory.
+    ///
+    /// # Errors
+    /// [`FilesystemError::System`].
+    pub fn remove(&self, name: &str) -> Result<(), FilesystemError> {
+        let path = self.lun.join(name);
+        let removed = match name.contains('/') {
+            true => Err(rustix::io::Errno::INVAL),
+            false => rustix::fs::unlinkat(&self.root, name, rustix::fs::AtFlags::empty()),
+        };
+        removed.map_err(|error| FilesystemError::system("remove", &path)(error.into()))
     }
 
     fn open_with(&self, name: &str, extra: OFlags) -> Result<File, FilesystemError> {
@@ -121,6 +141,18 @@ pub fn exclusive(lun: &Path) -> Result<File, FilesystemError> {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_EXCL | libc::O_CLOEXEC);
     patiently(|| options.open(lun).map_err(FilesystemError::system("open exclusively", lun)))
+}
+
+/// Paths to one LUN may differ in their sectors, and a filesystem is made on one of them.
+fn check_sectors(device: &File, lun: &Path, superblock: &Superblock) -> Result<(), FilesystemError> {
+    let path_sector = rustix::fs::ioctl_blksszget(device)
+        .map_err(|error| FilesystemError::system("ask for the sector size of", lun)(error.into()))?;
+    match superblock.sector {
+        filesystem if filesystem < path_sector => {
+            Err(FilesystemError::Sectors { path: lun.to_path_buf(), filesystem, path_sector })
+        }
+        _ => Ok(()),
+    }
 }
 
 fn suitable(device: &File, lun: &Path) -> Result<Superblock, FilesystemError> {

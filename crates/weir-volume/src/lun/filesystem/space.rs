@@ -10,35 +10,18 @@ use std::path::Path;
 
 use super::error::FilesystemError;
 use super::extents::{Extent, extents};
+use super::pages::{PAGE, Pages};
 use crate::lun::leases::Lease;
 
 /// Bytes of one write of zeroes.
 const STEP: u64 = 4 << 20;
-/// Alignment of buffers for direct I/O, in bytes: the largest logical block of a device.
-const ALIGNMENT: usize = 4096;
-
-/// A buffer for direct I/O.
-#[derive(Debug)]
-#[repr(C, align(4096))]
-#[derive(Clone)]
-struct Block([u8; ALIGNMENT]);
-
 /// Zeroes for direct I/O.
 #[derive(Debug)]
-pub struct Zeroes(Vec<Block>);
+pub struct Zeroes(Pages);
 
 impl Default for Zeroes {
     fn default() -> Zeroes {
-        Zeroes(vec![Block([0; ALIGNMENT]); STEP as usize / ALIGNMENT])
-    }
-}
-
-impl Zeroes {
-    fn bytes(&self, length: usize) -> &[u8] {
-        // SAFETY: `Block` is its bytes alone (4096 bytes, aligned to as many), so the vector is one run of initialised bytes.
-        let all =
-            unsafe { std::slice::from_raw_parts(self.0.as_ptr().cast::<u8>(), self.0.len() * ALIGNMENT) };
-        &all[..length]
+        Zeroes(Pages::new(STEP as usize))
     }
 }
 
@@ -53,14 +36,11 @@ pub fn allocate(
     range: Range<u64>,
     zeroes: &Zeroes,
 ) -> Result<Vec<Extent>, FilesystemError> {
-    assert!(
-        range.start.is_multiple_of(ALIGNMENT as u64) && range.end.is_multiple_of(ALIGNMENT as u64),
-        "whole blocks"
-    );
+    assert!(range.start.is_multiple_of(PAGE as u64) && range.end.is_multiple_of(PAGE as u64), "whole blocks");
     let mut at = range.start;
     while at < range.end {
         let length = STEP.min(range.end - at);
-        file.write_all_at(zeroes.bytes(length as usize), at)
+        file.write_all_at(&zeroes.0.bytes()[..length as usize], at)
             .map_err(FilesystemError::system("write", path))?;
         at += length;
     }
