@@ -159,11 +159,9 @@ fn drive(
     let mut revision = 0;
     loop {
         let mut events = VecDeque::new();
-        match threads.recv_timeout(Duration::from_millis(5)) {
-            Ok(Answer::Event(event)) => events.push_back(event),
-            Ok(Answer::Notice(text)) => shown.lock().unwrap().notices.push(text),
-            Err(_) => {}
-        }
+        shell.tick();
+        let answer = threads.recv_timeout(Duration::from_millis(5));
+        let mut outputs = answer.map_or_else(|_| Vec::new(), |answer| shell.take(answer));
         for news in outside.try_iter() {
             match news {
                 News::Event(event) => {
@@ -179,8 +177,8 @@ fn drive(
                 }
             }
         }
-        while let Some(event) = events.pop_front() {
-            for output in shell.step(event) {
+        loop {
+            for output in outputs {
                 match output {
                     Output::Propose { number, revision, to } => {
                         if !registry.propose(revision, to) {
@@ -191,8 +189,11 @@ fn drive(
                     Output::DropLeases => events.push_back(Event::LeasesDropped),
                     Output::Serve { mounted, .. } => shown.lock().unwrap().mounted = Some(mounted),
                     Output::StopServing => shown.lock().unwrap().mounted = None,
+                    Output::Notice(text) => shown.lock().unwrap().notices.push(text),
                 }
             }
+            let Some(event) = events.pop_front() else { break };
+            outputs = shell.step(event);
         }
         shown.lock().unwrap().phase = Some(shell.phase());
     }
@@ -272,6 +273,7 @@ impl Lun {
             limit: Duration::from_secs(10),
             volume: "v".into(),
             lun: self.path(node).to_path_buf(),
+            lock: self.directory.path().join(format!("lock-{node}")),
         };
         let host = Host {
             me: Process { node, incarnation },
@@ -324,8 +326,12 @@ fn a_coordinator_that_is_replaced_is_fenced_and_comes_back() {
         first.await_phase(Phase::Serving);
         first.with_filesystem(|mounted| write_file(mounted, "disk"));
         assert_eq!(lun.fences(), 0, "{command}: nobody was there before");
-        // Whoever decides takes the first one for gone. It is not: its filesystem is mounted.
+        // Whoever decides takes the first one for gone. It is not: something holds its mount. (Not to the end: one kernel mounts an XFS
+        // only once.)
+        let held = first.await_some("mount", |shown| shown.mounted.clone());
         second.wanted(true);
+        second.await_some("fence", |_| (lun.fences() == 1).then_some(()));
+        drop(held);
         second.await_phase(Phase::Serving);
         assert_eq!(lun.fences(), 1, "{command}");
         assert_eq!(second.with_filesystem(|mounted| length(mounted, "disk")), 4096);
@@ -351,6 +357,10 @@ fn a_coordinator_that_is_replaced_is_fenced_and_comes_back() {
         first.await_phase(Phase::Serving);
         assert_eq!(lun.fences(), 1, "{command}");
         assert_eq!(first.with_filesystem(|mounted| length(mounted, "another")), 4096);
+        // One that learns of a claim unmounts. If it is on the list no more when the other one looks, it is not fenced.
+        second.wanted(true);
+        second.await_phase(Phase::Serving);
+        first.await_phase(Phase::Absent);
     }
 }
 
@@ -416,12 +426,18 @@ fn a_stranger_keeps_a_coordinator_from_mounting() {
         says(shown, "in use by node elsewhere (process 5)")
     });
     assert!(first.shown.lock().unwrap().mounted.is_none());
-    // It has ended; and the registry is that of a backup.
+    // It has ended; and the registry is that of a backup. However often the node is told to coordinate: a claim would make the registry
+    // look newer than it is.
     area.beat(&beat(9, count)).unwrap();
     first.await_phase(Phase::Absent);
-    first.wanted(true);
-    first.await_some("later epoch", |shown| says(shown, "was coordinated by node elsewhere in epoch 9"));
+    let claimed = registry.record().epoch;
+    for _ in 0..20 {
+        first.wanted(true);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    first.await_some("later epoch", |shown| says(shown, "was coordinated in epoch 9, of which the registry"));
     assert!(first.shown.lock().unwrap().mounted.is_none());
+    assert_eq!(registry.record().epoch, claimed);
 }
 
 #[test]
@@ -431,13 +447,19 @@ fn without_a_fence_nobody_mounts_beside_another() {
     let (first, second) = (lun.start(&registry, 1, 1), lun.start(&registry, 2, 1));
     first.wanted(true);
     first.await_phase(Phase::Serving);
+    let held = first.await_some("mount", |shown| shown.mounted.clone());
     let script = std::fs::read_to_string(lun.fence_command()).unwrap();
     let broken = script.replace("fence) blockdev", "fence) echo 'no answer' >&2; exit 1; blockdev");
-    std::fs::write(lun.fence_command(), broken).unwrap();
+    // Replaced, not written over: it may be running.
+    let new = lun.directory.path().join("new");
+    std::fs::write(&new, broken).unwrap();
+    std::fs::set_permissions(&new, PermissionsExt::from_mode(0o755)).unwrap();
+    std::fs::rename(new, lun.fence_command()).unwrap();
     second.wanted(true);
     let words = "fence n1` failed (exit code 1): no answer";
     second.await_some("failure", |shown| shown.notices.iter().any(|text| text.contains(words)).then_some(()));
     assert!(second.shown.lock().unwrap().mounted.is_none());
+    drop(held);
     // The claim has ended the first one's service; one of the two has it again when somebody decides so.
     first.await_phase(Phase::Absent);
     second.await_phase(Phase::Absent);

@@ -12,7 +12,7 @@ use common::{LoopDevice, run};
 use weir_block::Nanos;
 use weir_volume::lun::filesystem::superblock::Content;
 use weir_volume::lun::filesystem::{Mounted, content};
-use weir_volume::lun::heartbeat::area::{behind, in_file};
+use weir_volume::lun::heartbeat::area::{FILE, behind, in_file};
 use weir_volume::lun::heartbeat::listener::SILENCE;
 use weir_volume::lun::heartbeat::{Area, Beat, Heard, HeartbeatError, Listener, Slot, VolumeId};
 
@@ -89,6 +89,8 @@ fn a_filesystem_without_space_behind_it_has_the_area_in_a_file() {
         let second = lun.second_path();
         assert_eq!(place(&lun.device), None, "{command}");
         let mounted = Mounted::new(&lun.device).unwrap();
+        // What a crash has left.
+        mounted.create(FILE).unwrap().set_len(MIB).unwrap();
         let at = in_file(&mounted).unwrap();
         let mut near = Area::create(&lun.device, at, VOLUME).unwrap();
         near.beat(&beat(7, 1, 1)).unwrap();
@@ -158,8 +160,9 @@ fn of_two_that_begin_at_once_one_sees_the_other() {
             area.beat(&me(1)).unwrap();
             let mut listener = Listener::new(Nanos::now(), area.slots().unwrap());
             for count in 2.. {
-                let now = Nanos::now();
-                let heard = listener.look(now, area.slots().unwrap(), &me(count), |_| false);
+                let began = Nanos::now();
+                let slots = area.slots().unwrap();
+                let heard = listener.look((began, Nanos::now()), slots, &me(count), |_| false);
                 if heard != Heard::NothingYet {
                     return heard;
                 }

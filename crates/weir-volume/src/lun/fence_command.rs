@@ -5,16 +5,21 @@
 //!
 //! ```text
 //! COMMAND fence NODE      exit code 0: NODE certainly neither reads nor writes the LUN, and nothing that it has issued is on its way there
-//! COMMAND admit NODE      exit code 0: NODE, which runs it, reads and writes the LUN
+//! COMMAND admit NODE      exit code 0: NODE, on which it runs, reads and writes the LUN
 //! ```
 //!
-//! with `WEIR_VOLUME`, `WEIR_LUN` (the path on the node that runs it), `WEIR_EPOCH` and `WEIR_INCARNATION` in its environment, in a process
-//! group of its own. Any other exit code is a failure, and the last line on its standard error is the reason. It may be run again at any
-//! time, and on several nodes at once. What has not ended within the time limit is killed with its group, and has failed; what it has done
-//! until then may stay done.
+//! with `WEIR_VOLUME`, `WEIR_LUN` (the path on the node that runs it), `WEIR_NODE` (the host's number: a name may be another host's
+//! later), `WEIR_INCARNATION`, and for `fence` `WEIR_EPOCH` in its environment, in a process group of its own. Any other exit code is a
+//! failure, and the last line on its standard error is the reason. It may be run again at any time, and on several nodes at once.
+//!
+//! What has not ended within the time limit is killed, and has failed; what it has done until then may stay done. When it has ended, its
+//! group is killed. After the end of all processes that `admit` has started, nothing that they asked for may take effect: a fence that it
+//! lifts later is another coordinator's proof. They inherit a descriptor that is a lock, by which Weir knows that all have ended; so they
+//! must not close descriptors that they do not know.
 
-use std::io::{self, Read};
-use std::os::fd::OwnedFd;
+use std::fs::File;
+use std::io::{self, PipeWriter, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -23,12 +28,17 @@ use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use weir_block::Nanos;
 
 /// Bytes of standard error that are kept: the last ones.
 const KEPT: usize = 4096;
-/// How long the reason is awaited after the end: somebody else may hold the pipe.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// Longest wait for the reason, and for the end of a process that was killed.
+const AFTERWARDS: Duration = Duration::from_secs(2);
+/// Pause between two attempts to get the lock.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// What the command is to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +69,19 @@ pub struct FenceCommand {
     pub volume: String,
     /// The LUN's path on this node.
     pub lun: PathBuf,
+    /// A file of this node for the lock of `admit`, for this LUN alone.
+    pub lock: PathBuf,
+}
+
+/// The node that is fenced or admitted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Its name.
+    pub name: String,
+    /// The host's number.
+    pub node: u64,
+    /// Its process.
+    pub incarnation: u64,
 }
 
 /// The reason why it has not done its work.
@@ -93,69 +116,146 @@ fn after_colon(said: &str) -> String {
 }
 
 impl FenceCommand {
-    /// Runs it to its end, or to the time limit.
+    /// Has a node fenced, in an epoch. Waits for the command's end, or for the time limit.
     ///
     /// # Errors
-    /// [`FenceError`]. What it has done until then may stay done.
-    pub fn run(&self, action: Action, node: &str, incarnation: u64, epoch: u64) -> Result<(), FenceError> {
-        let run = |source| FenceError::Run { program: self.program.clone(), source };
-        let mut child = self.start(action, node, incarnation, epoch).map_err(run)?;
-        let said = child.stderr.take().map(last_words);
-        let ended = within(&mut child, self.limit).map_err(run)?;
-        let how = match ended {
-            Some(status) if status.success() => return Ok(()),
-            Some(status) => describe(status),
-            None => format!("it was killed after {} s", self.limit.as_secs_f64()),
-        };
-        let said = said.and_then(|said| said.recv_timeout(LAST_WORDS).ok()).unwrap_or_default();
-        Err(FenceError::Failed { program: self.program.clone(), action, node: node.into(), how, said })
+    /// [`FenceError`]. The node may be fenced, or be fenced later.
+    pub fn fence(&self, target: &Target, epoch: u64) -> Result<(), FenceError> {
+        self.run(Action::Fence, target, Some(epoch), None)
     }
 
-    fn start(&self, action: Action, node: &str, incarnation: u64, epoch: u64) -> io::Result<Child> {
-        Command::new(&self.program)
-            .args([action.word(), node])
+    /// Has this node admitted. Waits until nothing of the command runs any more, however long that takes.
+    ///
+    /// # Errors
+    /// [`FenceError`]: it is not admitted, and will not be.
+    pub fn admit(&self, target: &Target) -> Result<(), FenceError> {
+        let lock = self.locked().map_err(self.not_run())?;
+        let result = self.run(Action::Admit, target, None, Some(lock));
+        // Free when the command's last process has ended.
+        self.locked().map_err(self.not_run())?;
+        result
+    }
+
+    /// Waits until no `admit` of this node runs, however long that takes.
+    ///
+    /// # Errors
+    /// The lock cannot be opened.
+    pub fn await_none(&self) -> io::Result<()> {
+        self.locked().map(drop)
+    }
+
+    /// The lock of the file's description: whoever inherits that holds it.
+    fn locked(&self) -> io::Result<File> {
+        let file = File::options().read(true).write(true).create(true).truncate(false).open(&self.lock)?;
+        loop {
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(file),
+                Err(Errno::WOULDBLOCK | Errno::INTR) => thread::sleep(LOOK_AGAIN),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    fn not_run(&self) -> impl Fn(io::Error) -> FenceError {
+        |source| FenceError::Run { program: self.program.clone(), source }
+    }
+
+    fn run(
+        &self,
+        action: Action,
+        target: &Target,
+        epoch: Option<u64>,
+        lock: Option<File>,
+    ) -> Result<(), FenceError> {
+        let (pipe, said) = last_words().map_err(self.not_run())?;
+        let mut child = self.start(action, target, epoch, lock, pipe).map_err(self.not_run())?;
+        let how = match within(&mut child, self.limit) {
+            Ok(Some(status)) if status.success() => return Ok(()),
+            Ok(Some(status)) => describe(status),
+            Ok(None) => format!("it was killed after {} s", self.limit.as_secs_f64()),
+            Err(error) => format!("it was killed: its end cannot be awaited: {error}"),
+        };
+        let said = said.recv_timeout(AFTERWARDS).unwrap_or_default();
+        let (program, node) = (self.program.clone(), target.name.clone());
+        Err(FenceError::Failed { program, action, node, how, said })
+    }
+
+    fn start(
+        &self,
+        action: Action,
+        target: &Target,
+        epoch: Option<u64>,
+        lock: Option<File>,
+        errors: PipeWriter,
+    ) -> io::Result<Child> {
+        if target.name.starts_with('-') {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a node's name begins with a hyphen"));
+        }
+        let mut command = Command::new(&self.program);
+        command
+            .args([action.word(), &target.name])
             .env("WEIR_VOLUME", &self.volume)
             .env("WEIR_LUN", &self.lun)
-            .env("WEIR_EPOCH", epoch.to_string())
-            .env("WEIR_INCARNATION", incarnation.to_string())
+            .env("WEIR_NODE", target.node.to_string())
+            .env("WEIR_INCARNATION", target.incarnation.to_string())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()
+            .stderr(errors)
+            .process_group(0);
+        if let Some(epoch) = epoch {
+            command.env("WEIR_EPOCH", epoch.to_string());
+        }
+        if let Some(lock) = lock {
+            let descriptor = lock.as_raw_fd();
+            // Not standard input, which a shell replaces for what it runs in the background.
+            // SAFETY: between fork and exec, `fcntl` is allowed, and the closure owns the descriptor.
+            unsafe {
+                command.pre_exec(move || {
+                    let _ = &lock;
+                    match libc::fcntl(descriptor, libc::F_SETFD, 0) {
+                        -1 => Err(io::Error::last_os_error()),
+                        _ => Ok(()),
+                    }
+                });
+            }
+        }
+        command.spawn()
     }
 }
 
-/// Waits for the end; kills the process group when the time is over. `None`: it was killed.
+/// Waits for the end, then kills what is left of the process group. `None`: the time was over.
 fn within(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
     let pid = Pid::from_child(child);
-    let descriptor = pidfd_open(pid, PidfdFlags::empty())?;
-    if has_ended(&descriptor, limit)? {
-        return child.wait().map(Some);
-    }
-    // Gone meanwhile, if it fails.
+    let descriptor = pidfd_open(pid, PidfdFlags::empty()).map_err(io::Error::from);
+    let ended = descriptor.and_then(|descriptor| Ok((has_ended(&descriptor, limit)?, descriptor)));
+    // Before the process is reaped: its number, and so its group's, is nobody else's yet. Nothing is left, if it fails.
     let _ = kill_process_group(pid, Signal::KILL);
+    let (has_ended_itself, descriptor) = ended?;
     // Nobody is to wait for one that hangs in the kernel: it stays a zombie.
-    if has_ended(&descriptor, LAST_WORDS)? {
-        child.wait()?;
+    match has_ended(&descriptor, AFTERWARDS)? {
+        true => child.wait().map(|status| has_ended_itself.then_some(status)),
+        false => Ok(None),
     }
-    Ok(None)
 }
 
 fn has_ended(descriptor: &OwnedFd, limit: Duration) -> io::Result<bool> {
-    let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos().into() };
-    match poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&limit)) {
-        Ok(count) => Ok(count > 0),
-        // No handler of this process interrupts system calls. If one does, the limit is shorter.
-        Err(rustix::io::Errno::INTR) => Ok(false),
-        Err(error) => Err(error.into()),
+    let end = Nanos::now() + limit;
+    loop {
+        let rest = end - Nanos::now();
+        let rest = Timespec { tv_sec: rest.as_secs() as i64, tv_nsec: rest.subsec_nanos().into() };
+        match poll(&mut [PollFd::new(descriptor, PollFlags::IN)], Some(&rest)) {
+            Ok(count) => return Ok(count > 0),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
 }
 
-/// Reads to the end, in a thread: a command that says much is not to wait for a reader.
-fn last_words(mut from: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+/// A pipe, and the last line that was written to it when its writers are gone. A thread reads it: a command that says much is not to wait.
+fn last_words() -> io::Result<(PipeWriter, mpsc::Receiver<String>)> {
+    let (mut from, to) = io::pipe()?;
     let (send, receive) = mpsc::channel();
-    thread::spawn(move || {
+    thread::Builder::new().name("weir-fence".into()).spawn(move || {
         let (mut kept, mut some) = (Vec::new(), [0; KEPT]);
         while let Ok(bytes @ 1..) = from.read(&mut some) {
             kept.extend_from_slice(&some[..bytes]);
@@ -163,10 +263,11 @@ fn last_words(mut from: impl Read + Send + 'static) -> mpsc::Receiver<String> {
         }
         let text = String::from_utf8_lossy(&kept);
         let last = text.lines().map(str::trim).rfind(|line| !line.is_empty());
+        let printable = last.unwrap_or_default().chars().filter(|letter| !letter.is_control());
         // Nobody waits any more, if it fails.
-        let _ = send.send(last.unwrap_or_default().to_owned());
-    });
-    receive
+        let _ = send.send(printable.collect());
+    })?;
+    Ok((to, receive))
 }
 
 fn describe(status: ExitStatus) -> String {
@@ -196,22 +297,30 @@ pub fn check(program: &Path) -> io::Result<()> {
 mod tests {
     use std::os::unix::fs::PermissionsExt;
 
-    use weir_block::Nanos;
-
     use super::*;
 
     fn command(directory: &Path, script: &str) -> FenceCommand {
         let program = directory.join("fence");
-        // A script that is being written cannot be run: another test's child may hold it for a moment.
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
         let limit = Duration::from_secs(10);
-        FenceCommand { program, limit, volume: "v".into(), lun: "/dev/lun".into() }
+        FenceCommand {
+            program,
+            limit,
+            volume: "v".into(),
+            lun: "/dev/lun".into(),
+            lock: directory.join("lock"),
+        }
     }
 
-    fn run(command: &FenceCommand) -> Result<(), String> {
+    fn target() -> Target {
+        Target { name: "n2".into(), node: 44, incarnation: 7 }
+    }
+
+    /// Repeats it while the script is busy: a child of another test may hold it open for a moment.
+    fn patiently(run: impl Fn() -> Result<(), FenceError>) -> Result<(), String> {
         for _ in 0..100 {
-            match command.run(Action::Fence, "n2", 7, 3) {
+            match run() {
                 Err(FenceError::Run { source, .. }) if source.raw_os_error() == Some(libc::ETXTBSY) => {
                     thread::sleep(Duration::from_millis(10));
                 }
@@ -221,14 +330,22 @@ mod tests {
         panic!("the script stays busy");
     }
 
+    fn run(command: &FenceCommand) -> Result<(), String> {
+        patiently(|| command.fence(&target(), 3))
+    }
+
     #[test]
     fn it_gets_what_the_contract_names() {
         let directory = tempfile::tempdir().unwrap();
         let said = directory.path().join("said");
-        let words = "$1 $2 $WEIR_VOLUME $WEIR_LUN $WEIR_EPOCH $WEIR_INCARNATION";
+        let words = "$1 $2 $WEIR_VOLUME $WEIR_LUN $WEIR_NODE $WEIR_INCARNATION $WEIR_EPOCH";
         let command = command(directory.path(), &format!("echo {words} > {}", said.display()));
         run(&command).unwrap();
-        assert_eq!(std::fs::read_to_string(&said).unwrap(), "fence n2 v /dev/lun 3 7\n");
+        assert_eq!(std::fs::read_to_string(&said).unwrap(), "fence n2 v /dev/lun 44 7 3\n");
+        patiently(|| command.admit(&target())).unwrap();
+        assert_eq!(std::fs::read_to_string(&said).unwrap(), "admit n2 v /dev/lun 44 7\n");
+        let hyphen = Target { name: "-f".into(), ..target() };
+        assert!(command.fence(&hyphen, 3).unwrap_err().to_string().contains("hyphen"));
         check(&command.program).unwrap();
     }
 
@@ -250,12 +367,11 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let pid = directory.path().join("pid");
         let script = format!("sleep 3600 & echo $! > {}; echo waiting >&2; wait", pid.display());
-        let command =
-            FenceCommand { limit: Duration::from_millis(300), ..command(directory.path(), &script) };
+        let command = FenceCommand { limit: Duration::from_secs(3), ..command(directory.path(), &script) };
         let began = Nanos::now();
         let text = run(&command).unwrap_err();
-        assert!(text.ends_with("failed (it was killed after 0.3 s): waiting"), "{text}");
-        assert!(Nanos::now() - began < Duration::from_secs(5));
+        assert!(text.ends_with("failed (it was killed after 3 s): waiting"), "{text}");
+        assert!(Nanos::now() - began < Duration::from_secs(30));
         let pid = std::fs::read_to_string(pid).unwrap();
         let state = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
         let deadline = Nanos::now() + Duration::from_secs(5);
@@ -266,6 +382,19 @@ mod tests {
         }
     }
 
+    /// A child that has left the process group, as one in another session, is not killed; what it does late would undo a later fence.
+    #[test]
+    fn an_admission_is_over_when_its_last_process_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let done = directory.path().join("done");
+        let script = format!("setsid sh -c 'sleep 2; touch {}' & sleep 0.5; exit 1", done.display());
+        let command = command(directory.path(), &script);
+        let text = patiently(|| command.admit(&target())).unwrap_err();
+        assert!(text.ends_with("admit n2` failed (exit code 1)"), "{text}");
+        assert!(done.exists(), "it was reported as failed while it could still take effect");
+        command.await_none().unwrap();
+    }
+
     #[test]
     fn a_program_that_cannot_be_run_is_told() {
         let absent = FenceCommand {
@@ -273,6 +402,7 @@ mod tests {
             limit: Duration::from_secs(1),
             volume: "v".into(),
             lun: "/dev/lun".into(),
+            lock: std::env::temp_dir().join("weir-no-lock"),
         };
         assert!(run(&absent).unwrap_err().starts_with("cannot run the fence command /nothing/here"));
         for path in ["/nothing/here", "fence", "/", "/etc/passwd"] {

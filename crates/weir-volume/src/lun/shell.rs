@@ -2,30 +2,36 @@
 //! handed out.
 //!
 //! Whatever touches the LUN blocks for as long as the LUN does not answer, so each of these actions has a thread of its own, and the
-//! claim goes on meanwhile. Its user owns the claim's thread: it calls [`Shell::step`] with what the registry says, and with each event
-//! that comes from the channel.
+//! claim goes on meanwhile. Its user owns the claim's thread: it calls [`Shell::step`] with what comes from outside, [`Shell::take`] with
+//! each answer that comes from the channel, and [`Shell::tick`] once a second.
+//!
+//! Before it lets this node claim, it looks at the heartbeat area: a registry that is older than the LUN has lost processes that may
+//! still have the filesystem mounted, and a claim in it would only make it look newer.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use weir_block::Nanos;
 
 use super::claim::{Claim, Effect, Event, Phase, Process, Record};
-use super::fence_command::{Action, FenceCommand};
-use super::filesystem::Mounted;
+use super::fence_command::{FenceCommand, Target};
 use super::filesystem::mount::exclusive;
+use super::filesystem::{FilesystemError, Mounted};
+use super::heartbeat::area::in_file;
 use super::heartbeat::listener::BEAT_EVERY;
-use super::heartbeat::{Area, Beat, Heard, HeartbeatError, Listener, VolumeId};
+use super::heartbeat::{Area, Beat, Heard, HeartbeatError, Listener, Slot, VolumeId};
 use crate::backing::{Mark, Trace};
 use crate::planted::Planted;
 
-/// Pause before an action that failed is over, so that it is not begun again at once.
+/// Pause before an action that failed is over, so that it is not begun again at once. It doubles each time, up to the longest: a node
+/// without a path to the LUN never stops trying.
 const PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 /// Pause between two looks at something that has to end.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -48,11 +54,18 @@ pub struct Host {
     pub former: Vec<Mark>,
 }
 
-/// What comes from the threads.
+/// What comes from the threads, for [`Shell::take`].
 #[derive(Debug)]
 pub enum Answer {
-    /// For [`Shell::step`].
+    /// An action has ended.
     Event(Event<u64>),
+    /// The look at the area that a wish of this number began. The epochs on the LUN permit a claim on this revision.
+    Permitted {
+        /// Of the wish.
+        wish: u64,
+        /// The record's, on which the wish was decided.
+        revision: u64,
+    },
     /// Something that an operator should know.
     Notice(String),
 }
@@ -69,17 +82,21 @@ pub enum Output {
         /// The new content.
         to: Record<u64>,
     },
-    /// As [`Effect::DropLeases`]: [`Event::LeasesDropped`] is the answer.
+    /// As [`Effect::DropLeases`]. The answer is [`Event::LeasesDropped`], when nothing that this process has issued to the LUN is on its way
+    /// there, block I/O for other nodes included.
     DropLeases,
     /// Coordinate with this filesystem.
     Serve {
         /// For messages.
         epoch: u64,
-        /// Closed, with all of its files, at [`Output::StopServing`]: the unmount waits for that.
+        /// The unmount waits for the last copy. So whatever has a file of it open keeps one, and block I/O for other nodes keeps one
+        /// until it has ended.
         mounted: Arc<Mounted>,
     },
-    /// Answer nobody any more.
+    /// Answer nobody any more, and drop every copy of the mount once what uses it has ended.
     StopServing,
+    /// Show this to the operator.
+    Notice(String),
 }
 
 /// A claim with its threads.
@@ -89,9 +106,17 @@ pub struct Shell {
     /// The names of nodes, for the fence command.
     pub names: BTreeMap<u64, String>,
     shared: Arc<Shared>,
-    /// The number of the last admission, and the processes of the last record.
+    /// Actions for which there was no thread.
+    waiting: Vec<Action>,
+    /// The number of the last admission.
     admission: u64,
-    mounts: Vec<Process<u64>>,
+    /// The last record.
+    revision: u64,
+    record: Record<u64>,
+    /// This process has proposed a record without itself.
+    has_left: bool,
+    /// Numbers the wishes of whoever decides: an answer to an earlier one does not count.
+    wish: u64,
 }
 
 /// What the threads use.
@@ -100,10 +125,42 @@ struct Shared {
     host: Host,
     answers: Sender<Answer>,
     mounted: Mutex<Option<Arc<Mounted>>>,
+    heart: Mutex<Heart>,
     /// The number of the heartbeat that goes on; 0: none.
     beating: AtomicU64,
+    /// Failures of each action.
+    failures: Mutex<BTreeMap<String, Failures>>,
     /// The shell is gone.
     is_over: AtomicBool,
+}
+
+/// What this process's slot says, kept while it is written: one heartbeat after the other.
+#[derive(Debug, Default)]
+struct Heart {
+    /// The last epoch in which the LUN was coordinated, as far as this process knows. An attempt to coordinate it changes nothing of it,
+    /// or the attempts of a stranger would make this cluster's own registry look old.
+    epoch: u64,
+    count: u64,
+}
+
+/// Failures in a row.
+#[derive(Debug, Default)]
+struct Failures {
+    count: u32,
+    /// What was told of the last one.
+    text: String,
+}
+
+/// An action of a thread. Whoever takes it out carries it out.
+#[derive(Clone)]
+struct Action(Arc<Mutex<Option<Work>>>);
+
+type Work = Box<dyn FnOnce(&Shared) + Send>;
+
+impl std::fmt::Debug for Action {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Action")
+    }
 }
 
 impl Shell {
@@ -111,9 +168,26 @@ impl Shell {
     #[must_use]
     pub fn new(host: Host, answers: Sender<Answer>) -> Shell {
         let claim = Claim::new(host.me, Planted::default());
-        let (mounted, beating, is_over) = (Mutex::default(), AtomicU64::new(0), AtomicBool::new(false));
-        let shared = Arc::new(Shared { host, answers, mounted, beating, is_over });
-        Shell { claim, names: BTreeMap::new(), shared, admission: 0, mounts: Vec::new() }
+        let shared = Arc::new(Shared {
+            host,
+            answers,
+            mounted: Mutex::default(),
+            heart: Mutex::default(),
+            beating: AtomicU64::new(0),
+            failures: Mutex::default(),
+            is_over: AtomicBool::new(false),
+        });
+        Shell {
+            claim,
+            names: BTreeMap::new(),
+            shared,
+            waiting: Vec::new(),
+            admission: 0,
+            revision: 0,
+            record: Record::default(),
+            has_left: false,
+            wish: 0,
+        }
     }
 
     /// The state, for operators.
@@ -122,50 +196,134 @@ impl Shell {
         self.claim.phase()
     }
 
-    /// Takes an event into account, begins what follows from it, and returns what is left to the user.
-    pub fn step(&mut self, event: Event<u64>) -> Vec<Output> {
-        match &event {
-            Event::Admitted { number } => self.admission = *number,
-            Event::Seen { record, .. } => self.mounts = record.mounts.iter().copied().collect(),
-            _ => {}
+    /// Begins again what could not be begun.
+    pub fn tick(&mut self) {
+        for action in std::mem::take(&mut self.waiting) {
+            self.start(action);
         }
-        let mut effects = Vec::new();
-        self.claim.step(event, &mut effects);
-        effects.into_iter().filter_map(|effect| self.begin(effect)).collect()
     }
 
-    fn begin(&mut self, effect: Effect<u64>) -> Option<Output> {
-        let shared = &self.shared;
+    /// Takes an event from outside into account, begins what follows from it, and returns what is left to the user.
+    pub fn step(&mut self, event: Event<u64>) -> Vec<Output> {
+        match event {
+            Event::Seen { revision, record } => self.seen(revision, record),
+            Event::Wanted { wanted: true, revision } => {
+                self.wish += 1;
+                let (wish, epoch) = (self.wish, self.record.epoch);
+                self.begin(move |shared| shared.survey(wish, revision, epoch));
+                Vec::new()
+            }
+            Event::Wanted { wanted: false, .. } => {
+                self.wish += 1;
+                self.decide(event)
+            }
+            event => self.decide(event),
+        }
+    }
+
+    /// Takes an answer of a thread into account, as [`Shell::step`] does.
+    pub fn take(&mut self, answer: Answer) -> Vec<Output> {
+        match answer {
+            Answer::Event(event) => {
+                if let Event::Admitted { number } = event {
+                    self.admission = number;
+                }
+                self.decide(event)
+            }
+            Answer::Permitted { wish, revision } if wish == self.wish => {
+                self.decide(Event::Wanted { wanted: true, revision })
+            }
+            Answer::Permitted { .. } => Vec::new(),
+            Answer::Notice(text) => vec![Output::Notice(text)],
+        }
+    }
+
+    fn seen(&mut self, revision: u64, record: Record<u64>) -> Vec<Output> {
+        if revision <= self.revision {
+            return Vec::new();
+        }
+        let me = self.shared.host.me;
+        let is_fenced = self.record.mounts.contains(&me) && !record.mounts.contains(&me) && !self.has_left;
+        (self.revision, self.record) = (revision, record.clone());
+        let mut outputs = self.decide(Event::Seen { revision, record });
+        if is_fenced {
+            // Somebody else has taken this process from the list: it has a proof, whatever the LUN answers here.
+            outputs.extend(self.decide(Event::Lost { admission: self.admission }));
+        }
+        outputs
+    }
+
+    fn decide(&mut self, event: Event<u64>) -> Vec<Output> {
+        let mut effects = Vec::new();
+        self.claim.step(event, &mut effects);
+        effects.into_iter().filter_map(|effect| self.carry_out(effect)).collect()
+    }
+
+    fn carry_out(&mut self, effect: Effect<u64>) -> Option<Output> {
         match effect {
             Effect::Propose { number, revision, to } => {
+                self.has_left = !to.mounts.contains(&self.shared.host.me);
                 return Some(Output::Propose { number, revision, to });
             }
             Effect::DropLeases => return Some(Output::DropLeases),
             Effect::Serve { epoch } => {
-                let mounted = shared.mounted().clone();
+                let mounted = lock(&self.shared.mounted).clone();
                 return mounted.map(|mounted| Output::Serve { epoch, mounted });
             }
             Effect::StopServing => return Some(Output::StopServing),
-            Effect::Vacate => shared.in_a_thread(Shared::vacate),
-            Effect::Admit { number } => shared.in_a_thread(move |shared| shared.admit(number)),
+            Effect::Vacate => self.begin(Shared::vacate),
+            Effect::Admit { number } => self.begin(move |shared| shared.admit(number)),
             Effect::Fence { process, epoch } => {
-                let name = self.names.get(&process.node).cloned();
-                shared.in_a_thread(move |shared| shared.fence(process, name, epoch));
+                let target = self.target(process);
+                self.begin(move |shared| shared.fence(process, target, epoch));
             }
             Effect::Beat { epoch, number } => {
-                shared.beating.store(number, Ordering::Relaxed);
+                self.shared.beating.store(number, Ordering::Relaxed);
                 let admission = self.admission;
-                shared.in_a_thread(move |shared| shared.beat(epoch, number, admission));
+                self.begin(move |shared| shared.beat(epoch, number, admission));
             }
             Effect::Listen { epoch, number } => {
-                let mounts = self.mounts.clone();
-                shared.in_a_thread(move |shared| shared.listen(epoch, number, &mounts));
+                let mounts: Vec<Process<u64>> = self.record.mounts.iter().copied().collect();
+                self.begin(move |shared| shared.listen(epoch, number, &mounts));
             }
-            Effect::StopBeating => shared.beating.store(0, Ordering::Relaxed),
-            Effect::Mount { .. } => shared.in_a_thread(Shared::mount),
-            Effect::Unmount => shared.in_a_thread(Shared::unmount),
+            Effect::StopBeating => self.shared.beating.store(0, Ordering::Relaxed),
+            Effect::Mount { epoch } => self.begin(move |shared| shared.mount(epoch)),
+            Effect::Unmount => self.begin(Shared::unmount),
         }
         None
+    }
+
+    /// Whom the fence command is to fence. A name that another host has would be no proof.
+    fn target(&self, process: Process<u64>) -> Result<Target, String> {
+        let Process { node, incarnation } = process;
+        let Some(name) = self.names.get(&node) else {
+            return Err(format!("host {node} may have the filesystem mounted, and no node has this number"));
+        };
+        let has_name = |other: &&String| *other == name;
+        if self.names.values().filter(has_name).count() > 1 || *name == self.shared.host.name {
+            return Err(format!(
+                "host {node} may have the filesystem mounted, and its name {name} is another host's, too"
+            ));
+        }
+        Ok(Target { name: name.clone(), node, incarnation })
+    }
+
+    fn begin(&mut self, work: impl FnOnce(&Shared) + Send + 'static) {
+        self.start(Action(Arc::new(Mutex::new(Some(Box::new(work))))));
+    }
+
+    fn start(&mut self, action: Action) {
+        let (shared, mine) = (Arc::clone(&self.shared), action.clone());
+        let started = thread::Builder::new().name("weir-lun".into()).spawn(move || {
+            let work = lock(&mine.0).take();
+            if let Some(work) = work {
+                work(&shared);
+            }
+        });
+        if let Err(error) = started {
+            self.shared.notice(format!("cannot start a thread, and tries again: {error}"));
+            self.waiting.push(action);
+        }
     }
 }
 
@@ -176,27 +334,18 @@ impl Drop for Shell {
     }
 }
 
+/// Nothing that panics holds one of these locks.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 impl Shared {
-    fn in_a_thread(self: &Arc<Shared>, action: impl FnOnce(&Shared) + Send + 'static) {
-        let shared = Arc::clone(self);
-        let started = thread::Builder::new().name("weir-lun".into()).spawn(move || action(&shared));
-        if let Err(error) = started {
-            // Nothing answers, so the claim waits here; and it says so.
-            self.notice(format!("cannot start a thread: {error}"));
-        }
-    }
-
-    fn mounted(&self) -> std::sync::MutexGuard<'_, Option<Arc<Mounted>>> {
-        // Only replaced as a whole.
-        self.mounted.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
     }
 
-    /// The user is gone, if it cannot be sent.
     fn answer(&self, event: Event<u64>) {
+        // It fails when the user is gone.
         let _ = self.answers.send(Answer::Event(event));
     }
 
@@ -204,32 +353,45 @@ impl Shared {
         let _ = self.answers.send(Answer::Notice(text));
     }
 
-    /// An action has failed.
-    fn fail(&self, text: String, event: Event<u64>) {
-        self.notice(text);
-        thread::sleep(PAUSE);
+    /// An action has failed: says so once, and pauses.
+    fn fail(&self, action: &str, text: String) {
+        let pause = {
+            let mut all = lock(&self.failures);
+            let failures = all.entry(action.to_owned()).or_default();
+            if failures.text != text {
+                failures.text.clone_from(&text);
+                self.notice(text);
+            }
+            failures.count += 1;
+            PAUSE.saturating_mul(1 << (failures.count - 1).min(16)).min(LONGEST_PAUSE)
+        };
+        thread::sleep(pause);
+    }
+
+    /// An action has succeeded.
+    fn succeed(&self, action: &str, event: Event<u64>) {
+        lock(&self.failures).remove(action);
         self.answer(event);
     }
 
-    /// Former processes have ended: what the kernel still does for them shows by their marks, and a mount of theirs by an exclusive open.
+    /// Former processes have ended: what the kernel still does for them shows by their marks, a mount of theirs by an exclusive open, and a
+    /// command that may lift a fence by its lock.
     fn vacate(&self) {
-        let mut said = None;
         while !self.is_over() {
             match self.is_vacated() {
-                Ok(()) => return self.answer(Event::Vacated),
-                Err(why) if said.as_ref() == Some(&why) => {}
+                Ok(()) => return self.succeed("vacate", Event::Vacated),
                 Err(why) => {
-                    self.notice(format!("{} is not used yet: {why}", self.host.lun.display()));
-                    said = Some(why);
+                    self.fail("vacate", format!("{} is not used yet: {why}", self.host.lun.display()));
                 }
             }
-            thread::sleep(PAUSE);
         }
     }
 
     fn is_vacated(&self) -> Result<(), String> {
-        for mark in &self.host.former {
-            match mark.probe(&self.host.lun).map_err(|error| error.to_string())? {
+        let Host { former, lun, fence, .. } = &self.host;
+        fence.await_none().map_err(|error| format!("{}: {error}", fence.lock.display()))?;
+        for mark in former {
+            match mark.probe(lun).map_err(|error| error.to_string())? {
                 Trace::Gone => {}
                 Trace::InFlight => return Err("a former process of this node has requests under way".into()),
                 Trace::Unknown => {
@@ -237,28 +399,31 @@ impl Shared {
                 }
             }
         }
-        exclusive(&self.host.lun).map(drop).map_err(|error| error.to_string())
+        exclusive(lun).map(drop).map_err(|error| error.to_string())
     }
 
     fn admit(&self, number: u64) {
         let Host { fence, name, me, .. } = &self.host;
-        match fence.run(Action::Admit, name, me.incarnation, 0) {
-            Ok(()) => self.answer(Event::Admitted { number }),
-            Err(error) => self.fail(error.to_string(), Event::NotAdmitted { number }),
+        let target = Target { name: name.clone(), node: me.node, incarnation: me.incarnation };
+        match fence.admit(&target) {
+            Ok(()) => self.succeed("admit", Event::Admitted { number }),
+            Err(error) => {
+                self.fail("admit", error.to_string());
+                self.answer(Event::NotAdmitted { number });
+            }
         }
     }
 
-    fn fence(&self, process: Process<u64>, name: Option<String>, epoch: u64) {
-        let result = match name {
-            Some(name) => {
-                let run = self.host.fence.run(Action::Fence, &name, process.incarnation, epoch);
-                run.map_err(|error| error.to_string())
+    fn fence(&self, process: Process<u64>, target: Result<Target, String>, epoch: u64) {
+        let action = format!("fence {}", process.node);
+        let fenced = target
+            .and_then(|target| self.host.fence.fence(&target, epoch).map_err(|error| error.to_string()));
+        match fenced {
+            Ok(()) => self.succeed(&action, Event::Fenced { process, epoch }),
+            Err(text) => {
+                self.fail(&action, text);
+                self.answer(Event::Failed { epoch });
             }
-            None => Err(format!("node {} may have the filesystem mounted, and has no name", process.node)),
-        };
-        match result {
-            Ok(()) => self.answer(Event::Fenced { process, epoch }),
-            Err(text) => self.fail(text, Event::Failed { epoch }),
         }
     }
 
@@ -266,53 +431,101 @@ impl Shared {
         Area::open(&self.host.lun, self.host.area, self.host.volume)
     }
 
+    /// Looks whether the registry's epoch is that of the LUN.
+    fn survey(&self, wish: u64, revision: u64, epoch: u64) {
+        let found = self.open_area().and_then(|mut area| area.slots());
+        let last = found.map(|slots| {
+            let beats = slots.into_iter().filter_map(|slot| match slot {
+                Slot::Beat(beat) => Some(beat),
+                Slot::Empty | Slot::Other(_) => None,
+            });
+            beats.max_by_key(|beat| beat.epoch)
+        });
+        match last {
+            Ok(Some(beat)) if beat.epoch > epoch => self.fail("survey", self.describe(&Heard::Later(beat))),
+            Ok(last) => {
+                let mut heart = lock(&self.heart);
+                heart.epoch = heart.epoch.max(last.map_or(0, |beat| beat.epoch));
+                drop(heart);
+                lock(&self.failures).remove("survey");
+                let _ = self.answers.send(Answer::Permitted { wish, revision });
+            }
+            Err(error) => self.fail("survey", error.to_string()),
+        }
+    }
+
     fn goes_on(&self, number: u64) -> bool {
         self.beating.load(Ordering::Relaxed) == number
     }
 
-    fn beat(&self, epoch: u64, number: u64, admission: u64) {
+    /// Writes a heartbeat if `number` goes on. `None`: it does not.
+    fn beat_once(&self, area: &mut Area, number: u64) -> Option<Result<(), HeartbeatError>> {
+        let mut heart = lock(&self.heart);
+        self.goes_on(number).then(|| area.beat(&self.next_beat(&mut heart, true)))
+    }
+
+    fn next_beat(&self, heart: &mut Heart, goes_on: bool) -> Beat {
         let Host { me, name, .. } = &self.host;
-        let beat = |count, goes_on| Beat {
+        heart.count += 1;
+        Beat {
             node: me.node,
             incarnation: me.incarnation,
-            epoch,
-            count,
+            epoch: heart.epoch,
+            count: heart.count,
             goes_on,
             name: name.clone(),
-        };
-        let first = self.open_area().and_then(|mut area| area.beat(&beat(1, true)).map(|()| area));
+        }
+    }
+
+    fn beat(&self, epoch: u64, number: u64, admission: u64) {
+        let first = self.open_area().map(|mut area| (self.beat_once(&mut area, number), area));
         let mut area = match first {
-            Ok(area) => area,
-            Err(error) if error.is_refusal() => return self.answer(Event::Lost { admission }),
-            Err(error) => return self.fail(error.to_string(), Event::Failed { epoch }),
+            Ok((Some(Ok(())), area)) => area,
+            Ok((None, _)) => return,
+            Err(error) | Ok((Some(Err(error)), _)) => {
+                // Whatever the error: a fence may make the LUN disappear, and another admission brings it back. The leases from before it
+                // do not count either way.
+                self.fail("beat", error.to_string());
+                self.answer(Event::Failed { epoch });
+                return self.answer(Event::Lost { admission });
+            }
         };
-        self.answer(Event::Beating { number });
-        let mut is_well = true;
-        for count in 2.. {
+        self.succeed("beat", Event::Beating { number });
+        loop {
             thread::sleep(BEAT_EVERY);
-            let goes_on = self.goes_on(number);
-            match area.beat(&beat(count, goes_on)) {
-                // Also the last one: whoever has claimed the volume meanwhile may have fenced this node.
-                Err(error) if error.is_refusal() => return self.answer(Event::Lost { admission }),
-                _ if !goes_on => return,
-                Ok(()) => is_well = true,
+            match self.beat_once(&mut area, number) {
+                Some(Ok(())) => {}
+                Some(Err(error)) if error.is_refusal() => return self.answer(Event::Lost { admission }),
                 // Requests of the filesystem and of owners fail, too, and say so.
-                Err(error) if is_well => {
-                    is_well = false;
-                    self.notice(error.to_string());
-                }
-                Err(_) => {}
+                Some(Err(error)) => self.fail("beat", error.to_string()),
+                None => break,
+            }
+        }
+        self.end_beating(&mut area, admission);
+    }
+
+    /// The last heartbeat, for whoever looks, unless another one has begun. Whoever has claimed the volume meanwhile may have fenced this
+    /// node, which shows here.
+    fn end_beating(&self, area: &mut Area, admission: u64) {
+        let mut heart = lock(&self.heart);
+        if self.goes_on(0) && !self.is_over() && lock(&self.mounted).is_none() {
+            let last = self.next_beat(&mut heart, false);
+            if area.beat(&last).is_err_and(|error| error.is_refusal()) {
+                self.answer(Event::Lost { admission });
             }
         }
     }
 
     fn listen(&self, epoch: u64, number: u64, mounts: &[Process<u64>]) {
-        match self.hear(epoch, number, mounts) {
-            Ok(Heard::Silence) => self.answer(Event::Silent { number }),
-            // Stopped.
-            Ok(Heard::NothingYet) => {}
-            Ok(heard) => self.fail(self.describe(&heard), Event::Failed { epoch }),
-            Err(error) => self.fail(error.to_string(), Event::Failed { epoch }),
+        let failure = match self.hear(epoch, number, mounts) {
+            Ok(Heard::Silence) => return self.succeed("listen", Event::Silent { number }),
+            Ok(heard) => self.describe(&heard),
+            Err(error) => error.to_string(),
+        };
+        // What it has heard may be the one that has ended this claim.
+        if self.goes_on(number) {
+            self.fail("listen", failure);
+            self.answer(Event::Failed { epoch });
         }
     }
 
@@ -323,11 +536,11 @@ impl Shared {
         let first = area.slots()?;
         let mut listener = Listener::new(Nanos::now(), first);
         while self.goes_on(number) {
-            let now = Nanos::now();
+            let began = Nanos::now();
             let slots = area.slots()?;
             let is_listed =
                 |beat: &Beat| mounts.contains(&Process { node: beat.node, incarnation: beat.incarnation });
-            match listener.look(now, slots, &me, is_listed) {
+            match listener.look((began, Nanos::now()), slots, &me, is_listed) {
                 Heard::NothingYet => thread::sleep(BEAT_EVERY / 4),
                 heard => return Ok(heard),
             }
@@ -348,42 +561,96 @@ impl Shared {
                 )
             }
             Heard::Later(beat) => format!(
-                "{lun} was coordinated by node {} in epoch {}, of which the registry does not know: was it restored from a backup?",
-                beat.name, beat.epoch
+                "{lun} was coordinated in epoch {}, of which the registry does not know (node {} has written that): was the registry restored \
+                 from a backup?",
+                beat.epoch, beat.name
             ),
             Heard::NothingYet | Heard::Silence => String::new(),
         }
     }
 
-    fn mount(&self) {
-        match Mounted::new(&self.host.lun) {
+    fn mount(&self, epoch: u64) {
+        match self.try_mount(epoch) {
             Ok(mounted) => {
-                *self.mounted() = Some(Arc::new(mounted));
-                self.answer(Event::Mounted(true));
+                *lock(&self.mounted) = Some(Arc::new(mounted));
+                self.succeed("mount", Event::Mounted(true));
             }
-            Err(error) => {
-                self.notice(error.to_string());
-                self.await_released();
-                thread::sleep(PAUSE);
+            Err(text) => {
+                self.fail("mount", text);
                 self.answer(Event::Mounted(false));
             }
         }
     }
 
+    /// Nothing is mounted, and nothing of an attempt is on its way, if it fails.
+    fn try_mount(&self, epoch: u64) -> Result<Mounted, String> {
+        // From here on the LUN has been coordinated in this epoch.
+        {
+            let mut heart = lock(&self.heart);
+            heart.epoch = epoch;
+            let beat = self.next_beat(&mut heart, true);
+            let mut area = self.open_area().map_err(|error| error.to_string())?;
+            area.beat(&beat).map_err(|error| error.to_string())?;
+        }
+        let undone = |text: String| {
+            self.notice(text.clone());
+            self.await_released();
+            text
+        };
+        match Mounted::new(&self.host.lun) {
+            Ok(mounted) => match self.check_area(&mounted) {
+                Ok(()) => Ok(mounted),
+                Err(text) => {
+                    drop(mounted);
+                    Err(undone(text))
+                }
+            },
+            // Somebody else on this host has it.
+            Err(error) if error.is_busy() => Err(error.to_string()),
+            Err(error @ FilesystemError::Mount { .. }) => Err(undone(error.to_string())),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    /// Whether the heartbeat area is behind the filesystem, or in its file for that.
+    fn check_area(&self, mounted: &Mounted) -> Result<(), String> {
+        let Host { area, lun, .. } = &self.host;
+        if *area >= mounted.superblock().size {
+            return Ok(());
+        }
+        match in_file(mounted) {
+            Ok(place) if place == *area => Ok(()),
+            Ok(place) => Err(format!(
+                "the heartbeat area of {} is at byte {area} for this volume, and its file is at byte {place}: something has replaced the file",
+                lun.display()
+            )),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
     fn unmount(&self) {
-        let mounted = self.mounted().take();
+        let mounted = lock(&self.mounted).take();
         while mounted.as_ref().is_some_and(|mounted| Arc::strong_count(mounted) > 1) {
             thread::sleep(LOOK_AGAIN);
         }
         drop(mounted);
-        self.await_released();
-        self.answer(Event::Unmounted);
+        if self.await_released() {
+            self.answer(Event::Unmounted);
+        }
     }
 
-    /// Nothing on this host has the LUN mounted. A kernel that cannot write to it takes as long as the LUN's own time-outs.
-    fn await_released(&self) {
-        while exclusive(&self.host.lun).is_err_and(|error| error.is_busy()) && !self.is_over() {
+    /// Waits until nothing on this host has the LUN mounted, as an exclusive open proves. A kernel that cannot write to it takes as long as
+    /// the LUN's own time-outs. `false`: the shell is gone before.
+    fn await_released(&self) -> bool {
+        while let Err(error) = exclusive(&self.host.lun) {
+            if self.is_over() {
+                return false;
+            }
+            if !error.is_busy() {
+                self.fail("release", error.to_string());
+            }
             thread::sleep(LOOK_AGAIN);
         }
+        true
     }
 }

@@ -139,7 +139,8 @@ impl Mounted {
 /// [`FilesystemError::System`].
 pub fn exclusive(lun: &Path) -> Result<File, FilesystemError> {
     let mut options = OpenOptions::new();
-    options.read(true).write(true).custom_flags(libc::O_EXCL | libc::O_CLOEXEC);
+    // Not for writing: a host that is fenced may be refused that, and has to prove this before it is admitted again.
+    options.read(true).custom_flags(libc::O_EXCL | libc::O_CLOEXEC);
     patiently(|| options.open(lun).map_err(FilesystemError::system("open exclusively", lun)))
 }
 

@@ -102,29 +102,64 @@ pub fn behind(filesystem: &Superblock, size: u64) -> Option<u64> {
 /// [`HeartbeatError::Filesystem`], [`HeartbeatError::Fragmented`].
 pub fn in_file(mounted: &Mounted) -> Result<u64, HeartbeatError> {
     let path = mounted.lun().join(FILE);
-    let area = 0..AREA as u64;
-    let in_one_piece = |found: &[Extent]| match found.first().map(|extent| (extent, extent.lease())) {
-        Some((extent, Lease::ReadWrite(at))) if extent.start == 0 && extent.end() >= area.end => Ok(at),
-        _ => Err(HeartbeatError::Fragmented { lun: mounted.lun().to_path_buf() }),
+    let file = match mounted.open(FILE) {
+        Ok(file) => file,
+        Err(error) if error.is_absent() => return make_file(mounted, &path),
+        Err(error) => return Err(error.into()),
     };
-    match mounted.open(FILE) {
-        Ok(file) => {
-            let found = extents(&file, area.clone());
-            in_one_piece(&found.map_err(FilesystemError::system("look at the extents of", &path))?)
+    let found = extents(&file, 0..AREA as u64);
+    let found = found.map_err(FilesystemError::system("look at the extents of", &path))?;
+    match place(&found) {
+        Some(place) => Ok(place),
+        // A crash came between its creation and its use.
+        None if is_unused(&file).map_err(FilesystemError::system("read", &path))? => {
+            drop(file);
+            mounted.remove(FILE)?;
+            make_file(mounted, &path)
         }
-        Err(error) if error.is_absent() => {
-            let file = mounted.create(FILE)?;
-            let made = allocate(&file, &path, area.clone(), &Zeroes::default());
-            let place = made.map_err(HeartbeatError::from).and_then(|found| in_one_piece(&found));
-            if place.is_err() {
-                // Another attempt begins anew.
-                mounted.remove(FILE)?;
-            }
-            mounted.sync()?;
-            place
-        }
-        Err(error) => Err(error.into()),
+        None => Err(HeartbeatError::Fragmented { lun: mounted.lun().to_path_buf() }),
     }
+}
+
+fn make_file(mounted: &Mounted, path: &Path) -> Result<u64, HeartbeatError> {
+    let file = mounted.create(FILE)?;
+    let made = allocate(&file, path, 0..AREA as u64, &Zeroes::default());
+    let found = made.map_err(HeartbeatError::from).and_then(|found| {
+        place(&found).ok_or_else(|| HeartbeatError::Fragmented { lun: mounted.lun().to_path_buf() })
+    });
+    if found.is_err() {
+        // Another attempt begins anew.
+        mounted.remove(FILE)?;
+    }
+    mounted.sync()?;
+    found
+}
+
+/// The place on the LUN of an area whose file has these extents: they are one piece of written blocks.
+fn place(found: &[Extent]) -> Option<u64> {
+    let first = found.first().filter(|extent| extent.start == 0 && extent.end() >= AREA as u64)?;
+    match first.lease() {
+        Lease::ReadWrite(at) => Some(at),
+        _ => None,
+    }
+}
+
+/// Whether a file has nothing but zeroes where the area would be.
+fn is_unused(file: &File) -> io::Result<bool> {
+    let mut pages = Pages::new(AREA);
+    let mut read = 0;
+    while read < AREA {
+        match file.read_at(&mut pages.bytes_mut()[read..], read as u64)? {
+            0 => break,
+            // Direct reads go on at whole blocks.
+            bytes if bytes.is_multiple_of(BLOCK) => read += bytes,
+            bytes => {
+                read += bytes;
+                break;
+            }
+        }
+    }
+    Ok(pages.bytes()[..read].iter().all(|byte| *byte == 0))
 }
 
 /// An open area.

@@ -46,11 +46,11 @@ impl Listener {
         Listener { since: now, slots: slots.into_iter().map(|slot| (slot, 0)).collect() }
     }
 
-    /// Takes another look into account, which began at `now`. `me` is this process's own last heartbeat. `is_listed`: the registry has the
+    /// Takes another look into account, which began at `began` and ended at `ended`: it may have found what was written in between. `me` is this process's own last heartbeat. `is_listed`: the registry has the
     /// process among those that may have the filesystem mounted, so that the claim fences it.
     pub fn look(
         &mut self,
-        now: Nanos,
+        (began, ended): (Nanos, Nanos),
         slots: Vec<Slot>,
         me: &Beat,
         is_listed: impl Fn(&Beat) -> bool,
@@ -73,7 +73,7 @@ impl Listener {
                 Slot::Other(_) | Slot::Empty => false,
             };
             if !is_known {
-                self.since = now;
+                self.since = ended;
                 *changes += 1;
                 if *changes > 1 {
                     return match after {
@@ -84,7 +84,7 @@ impl Listener {
             }
             *before = after;
         }
-        if now - self.since >= SILENCE { Heard::Silence } else { Heard::NothingYet }
+        if began - self.since >= SILENCE { Heard::Silence } else { Heard::NothingYet }
     }
 }
 
@@ -111,7 +111,7 @@ mod tests {
         for (slots, time) in looks {
             assert_eq!(heard, Heard::NothingYet);
             let now = Nanos(0) + *time;
-            heard = listener.look(now, slots.to_vec(), &beat(ME, 4, 1), |beat| beat.node == LISTED);
+            heard = listener.look((now, now), slots.to_vec(), &beat(ME, 4, 1), |beat| beat.node == LISTED);
         }
         heard
     }
@@ -164,6 +164,20 @@ mod tests {
         let whole: &[Slot] = &[slot(LISTED, 3, 2)];
         let looks = [(before, ZERO), (torn, ZERO), (whole, second), (whole, SILENCE)];
         assert_eq!(look(&looks), Heard::Silence);
+    }
+
+    /// The LUN did not answer for a while.
+    #[test]
+    fn the_period_begins_when_a_look_has_ended() {
+        let mut listener = Listener::new(Nanos(0), vec![slot(STRANGER, 2, 1)]);
+        let mut look = |began: Duration, ended: Duration| {
+            let times = (Nanos(0) + began, Nanos(0) + ended);
+            listener.look(times, vec![slot(STRANGER, 2, 2)], &beat(ME, 4, 1), |_| false)
+        };
+        let second = Duration::from_secs(1);
+        assert_eq!(look(ZERO, second * 5), Heard::NothingYet);
+        assert_eq!(look(second * 5, second * 5), Heard::NothingYet);
+        assert_eq!(look(second * 5 + SILENCE, second * 8), Heard::Silence);
     }
 
     #[test]
