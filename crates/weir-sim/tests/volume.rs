@@ -35,6 +35,8 @@ fn everything_is_done_that_the_invariants_are_about() {
         all.file += counts.file;
         all.recalls += counts.recalls;
         all.changes += counts.changes;
+        all.prepared += counts.prepared;
+        all.failed += counts.failed;
     }
     let least = [
         all.answered / 50,
@@ -45,6 +47,8 @@ fn everything_is_done_that_the_invariants_are_about() {
         all.file,
         all.recalls,
         all.changes,
+        all.prepared,
+        all.failed,
     ];
     assert!(least.iter().all(|count| *count > 20), "{all:?}");
 }

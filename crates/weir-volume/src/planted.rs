@@ -35,6 +35,14 @@ pub enum Bug {
     GrantShared,
     /// Two redirected changes of one neighbourhood are carried out at once (I3).
     ChangeBesideChange,
+    /// The coordinator lets an owner begin on a new connection while I/O of a former one is under way (P4).
+    WelcomeBesideFormer,
+    /// The coordinator grants blocks before the filesystem has committed them (I1, I7).
+    GrantBeforeCommit,
+    /// The coordinator grants blocks that are allocated and not written (I1).
+    GrantUnwritten,
+    /// Blocks are freed while a former owner's I/O there may be under way: it has not answered, and nothing proves that it is over (I4).
+    FreeWithoutQuarantine,
     /// A coordinator mounts while a former one may still write (I5).
     MountBeforeFence,
     /// A coordinator mounts before the registry has it on the list of those who may have mounted (I5).
@@ -69,7 +77,7 @@ pub enum Bug {
 
 impl Bug {
     /// Those of one file: of its leases, routes and coordinator.
-    pub const FILES: [Bug; 14] = [
+    pub const FILES: [Bug; 18] = [
         Bug::AcknowledgeRecallBeforeDrain,
         Bug::NeighbourMoved,
         Bug::KeepLease,
@@ -84,6 +92,10 @@ impl Bug {
         Bug::ForgetRecall,
         Bug::GrantShared,
         Bug::ChangeBesideChange,
+        Bug::WelcomeBesideFormer,
+        Bug::GrantBeforeCommit,
+        Bug::GrantUnwritten,
+        Bug::FreeWithoutQuarantine,
     ];
 
     /// Those of the volume's coordinator: of its claim, fences and mount.
@@ -128,6 +140,10 @@ impl Bug {
             Bug::ForgetRecall => "forget-recall",
             Bug::GrantShared => "grant-shared",
             Bug::ChangeBesideChange => "change-beside-change",
+            Bug::WelcomeBesideFormer => "welcome-beside-former",
+            Bug::GrantBeforeCommit => "grant-before-commit",
+            Bug::GrantUnwritten => "grant-unwritten",
+            Bug::FreeWithoutQuarantine => "free-without-quarantine",
             Bug::MountBeforeFence => "mount-before-fence",
             Bug::MountUnlisted => "mount-unlisted",
             Bug::ForgetMounts => "forget-mounts",

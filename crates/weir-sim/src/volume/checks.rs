@@ -53,7 +53,7 @@ impl World {
 
     /// I6: overlapping requests, of which one changes something, are on one route.
     fn two_routes(&self) -> Option<String> {
-        let direct = self.lun_io.iter().filter(|io| !io.is_block && io.owner == self.owner);
+        let direct = self.lun_io.iter().filter(|io| io.block.is_none() && io.owner == self.owner);
         direct.filter_map(|io| Some((io.piece, self.pending.get(&io.id)?))).find_map(|(piece, one)| {
             let redirected = self.redirected().find(|other| {
                 let overlaps = overlap(other.range, (piece.start, piece.end));

@@ -36,6 +36,10 @@ pub struct Filesystem {
     pub lun: Vec<u64>,
     /// The file's blocks.
     map: Vec<Option<usize>>,
+    /// Blocks that are allocated, and read as zeroes whatever is there.
+    unwritten: Vec<bool>,
+    /// Blocks that were allocated in holes, and that a crash frees again.
+    uncommitted: Vec<(usize, usize)>,
     /// The version that a hole reads as: that of the request that made it.
     zeroes: Vec<u64>,
     clones: BTreeMap<u64, Clone>,
@@ -50,6 +54,8 @@ impl Filesystem {
         Filesystem {
             lun: vec![0; LUN],
             map: vec![None; BLOCKS],
+            unwritten: vec![false; BLOCKS],
+            uncommitted: Vec::new(),
             zeroes: vec![0; BLOCKS],
             clones: BTreeMap::new(),
             users: vec![0; LUN],
@@ -79,7 +85,8 @@ impl Filesystem {
 
     /// The version that a read of the block returns.
     pub fn read(&self, block: usize) -> u64 {
-        self.map[block].map_or(self.zeroes[block], |at| self.lun[at])
+        let written = self.map[block].filter(|_| !self.unwritten[block]);
+        written.map_or(self.zeroes[block], |at| self.lun[at])
     }
 
     /// The version that the block reads as where the file has a hole.
@@ -90,6 +97,18 @@ impl Filesystem {
     /// Where the block is, if the file alone has it.
     pub fn own(&self, block: usize) -> Option<usize> {
         self.map[block].filter(|at| self.users[*at] == 1)
+    }
+
+    /// Allocates what is not written in a range. It reads as the zeroes that it was before.
+    pub fn begin_allocation(&mut self, (start, end): Range, rng: &mut fastrand::Rng) -> Copying {
+        let mut copying = Copying::default();
+        for block in start as usize..end as usize {
+            if self.map[block].is_none() || self.unwritten[block] {
+                let copied = (self.allocate(rng), self.zeroes[block]);
+                copying.moved.push((block, vec![copied]));
+            }
+        }
+        copying
     }
 
     fn moves(&self, piece: usize) -> bool {
@@ -118,15 +137,44 @@ impl Filesystem {
     }
 
     /// Commits what was copied.
-    pub fn commit(&mut self, copying: Copying, rng: &mut fastrand::Rng) {
+    pub fn commit(&mut self, copying: Copying, is_durable: bool, rng: &mut fastrand::Rng) {
         for (piece, copied) in copying.moved {
+            // Of a piece in a hole, the filesystem may write no more than it is asked to.
+            let leaves = copied.len() > 1 && rng.bool();
             for (block, (at, version)) in (piece..).zip(copied) {
                 self.lun[at] = version;
-                if let Some(before) = self.map[block].replace(at) {
-                    self.let_go(before, rng);
+                match self.map[block].replace(at) {
+                    Some(before) => self.let_go(before, rng),
+                    None => {
+                        self.unwritten[block] = leaves;
+                        if !is_durable {
+                            self.uncommitted.push((block, at));
+                        }
+                        continue;
+                    }
                 }
+                self.unwritten[block] &= leaves;
             }
         }
+    }
+
+    /// The filesystem's log did not have them yet.
+    pub fn lose_uncommitted(&mut self, rng: &mut fastrand::Rng) {
+        for (block, at) in std::mem::take(&mut self.uncommitted) {
+            if self.map[block] == Some(at) {
+                self.map[block] = None;
+                self.let_go(at, rng);
+            }
+        }
+    }
+
+    /// As a coordinator sees it that does not look at the flags of extents.
+    pub fn unwritten_as_written(&self, layout: Vec<Piece>) -> Vec<Piece> {
+        let written = |piece: Piece| match (piece.lease, self.map[piece.start as usize]) {
+            (Lease::Nothing, Some(at)) => Piece { lease: Lease::ReadWrite(at as u64), ..piece },
+            _ => piece,
+        };
+        layout.into_iter().map(written).collect()
     }
 
     /// Writes a version through the filesystem, which has made the range its own.
@@ -134,6 +182,7 @@ impl Filesystem {
         for block in start as usize..end as usize {
             let at = self.own(block).expect("the change has made it the file's own");
             self.lun[at] = version;
+            self.unwritten[block] = false;
         }
     }
 
@@ -162,6 +211,7 @@ impl Filesystem {
         let piece = |block: u64| {
             let lease = match self.map[block as usize] {
                 None => Lease::Hole,
+                Some(_) if self.unwritten[block as usize] => Lease::Nothing,
                 Some(at) if self.users[at] == 1 => Lease::ReadWrite(at as u64),
                 Some(at) => Lease::ReadOnly(at as u64),
             };
@@ -174,8 +224,9 @@ impl Filesystem {
     pub fn is_true(&self, block: usize, lease: Lease) -> bool {
         match lease {
             Lease::Nothing => true,
-            Lease::Hole => self.map[block].is_none(),
-            Lease::ReadWrite(at) => self.own(block) == Some(at as usize),
+            // Also what was allocated since reads as zeroes, until the owner itself writes there.
+            Lease::Hole => self.read(block) == self.zeroes[block],
+            Lease::ReadWrite(at) => self.own(block) == Some(at as usize) && !self.unwritten[block],
             Lease::ReadOnly(at) => self.map[block] == Some(at as usize),
         }
     }

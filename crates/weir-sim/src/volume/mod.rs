@@ -14,9 +14,10 @@ mod requests;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 
+use weir_block::IoError;
 use weir_volume::lun::coordinator::{self, Coordinator, Job};
 use weir_volume::lun::leases::{Lease, Piece};
-use weir_volume::lun::router::{self, Kind, Request, Router};
+use weir_volume::lun::router::{self, Kind, Request, Route, Router};
 use weir_volume::planted::{Bug, Planted};
 
 use crate::history::History;
@@ -55,13 +56,18 @@ pub struct Counts {
     pub recalls: u64,
     /// Clones and moves of blocks.
     pub changes: u64,
+    /// Times that space was allocated ahead, or the file looked at, and grants came of it.
+    pub prepared: u64,
+    /// Requests that the filesystem failed to do.
+    pub failed: u64,
 }
 
 /// A message to the coordinator.
 #[derive(Clone, Copy, Debug)]
 enum ToCoordinator {
     Redirected { request: Request, gives_up: router::Range },
-    Block { id: u64, piece: Piece },
+    Block { id: u64, kind: Kind, piece: Piece },
+    Flush(u64),
     RecallDone(u64),
 }
 
@@ -74,8 +80,10 @@ struct LunIo {
     piece: Piece,
     /// The owner that has sent it.
     owner: u64,
-    /// Through the coordinator.
-    is_block: bool,
+    /// Through the coordinator, as this job.
+    block: Option<u64>,
+    /// The connection to the coordinator at the time.
+    connection: u64,
 }
 
 /// A job of the filesystem that has begun.
@@ -107,6 +115,8 @@ struct World {
     coordinator: Option<Coordinator>,
     /// They have a connection.
     connected: bool,
+    /// Counts the connections.
+    connection: u64,
     /// This node reaches the LUN.
     path: bool,
     to_coordinator: VecDeque<ToCoordinator>,
@@ -150,6 +160,7 @@ impl World {
             router: None,
             coordinator: None,
             connected: false,
+            connection: 0,
             path: true,
             to_coordinator: VecDeque::new(),
             to_owner: VecDeque::new(),
@@ -170,7 +181,8 @@ impl World {
             match self.rng.u8(0..100) {
                 0..30 => self.submit(),
                 30..42 => self.mend(),
-                42..45 => self.want(),
+                42..44 => self.want(),
+                44 => self.prepare(),
                 roll if (45..45 + self.faults).contains(&roll) => self.fault(),
                 _ => self.go_on(),
             }
@@ -232,7 +244,7 @@ impl World {
     /// The router takes an event, and what it wants is begun.
     fn route(&mut self, event: router::Event) {
         let Some(router) = &mut self.router else { return };
-        let (mut effects, owner) = (Vec::new(), self.owner);
+        let mut effects = Vec::new();
         self.log.note(|| format!("owner: {event:?}"));
         if let router::Event::Redirected { id, .. } = event
             && let Some(pending) = self.pending.get_mut(&id)
@@ -246,12 +258,19 @@ impl World {
                 router::Effect::Direct { id, piece } => {
                     self.counts.direct += 1;
                     self.counts.shared += u64::from(matches!(piece.lease, Lease::ReadOnly(_)));
-                    self.begin_io(id, piece, owner, false);
+                    let kind = self.kind_of(id);
+                    self.begin_io(id, kind, piece, None);
                 }
                 router::Effect::Block { id, piece } => {
                     self.counts.block += 1;
-                    self.to_coordinator.push_back(ToCoordinator::Block { id, piece });
+                    let kind = self.kind_of(id);
+                    self.to_coordinator.push_back(ToCoordinator::Block { id, kind, piece });
                 }
+                router::Effect::Flush { id, route: Route::Direct } => {
+                    let piece = Piece { start: 0, end: 0, lease: Lease::Nothing };
+                    self.begin_io(id, Kind::Flush, piece, None);
+                }
+                router::Effect::Flush { id, .. } => self.to_coordinator.push_back(ToCoordinator::Flush(id)),
                 router::Effect::Zeroes { id, range } => {
                     self.counts.zeroes += 1;
                     self.reads_zeroes(id, range);
@@ -265,6 +284,12 @@ impl World {
                     self.to_coordinator.push_back(ToCoordinator::RecallDone(number));
                 }
                 router::Effect::Done(id) => self.answer(id),
+                // Its write may be seen or not.
+                router::Effect::Failed { id, .. } => {
+                    self.counts.failed += 1;
+                    self.pending.remove(&id);
+                }
+                router::Effect::Dropped(_) => {}
             }
         }
     }
@@ -277,16 +302,23 @@ impl World {
             Some(ToCoordinator::RecallDone(number)) => {
                 self.coordinate(coordinator::Event::RecallDone(number));
             }
-            Some(ToCoordinator::Block { id, piece }) => {
-                self.begin_io(id, piece, self.owner, true);
+            Some(ToCoordinator::Block { id, kind, piece }) => {
+                self.coordinate(coordinator::Event::Block { id, kind, piece });
+            }
+            Some(ToCoordinator::Flush(id)) => {
+                self.to_owner.push_back(router::Event::Answered { id, ok: self.rng.u8(0..8) > 0 });
             }
             None => {}
         }
     }
 
-    fn begin_io(&mut self, id: u64, piece: Piece, owner: u64, is_block: bool) {
-        let kind = self.pending.get(&id).map_or(Kind::Read, |pending| pending.request.kind);
-        self.lun_io.push(LunIo { id, kind, piece, owner, is_block });
+    fn begin_io(&mut self, id: u64, kind: Kind, piece: Piece, block: Option<u64>) {
+        let (owner, connection) = (self.owner, self.connection);
+        self.lun_io.push(LunIo { id, kind, piece, owner, block, connection });
+    }
+
+    fn kind_of(&self, id: u64) -> Kind {
+        self.pending.get(&id).map_or(Kind::Read, |pending| pending.request.kind)
     }
 
     fn coordinate(&mut self, event: coordinator::Event) {
@@ -298,14 +330,22 @@ impl World {
             self.log.note(|| format!("  {effect:?}"));
             match effect {
                 coordinator::Effect::Execute { job, what } => self.begin_job(job, what),
-                coordinator::Effect::Answer { id, grants } => {
-                    self.to_owner.push_back(router::Event::Redirected { id, grants });
+                coordinator::Effect::Answer { id, result, grants } => {
+                    self.to_owner.push_back(router::Event::Redirected { id, result, grants });
                 }
+                coordinator::Effect::BlockAnswer { id, result } => {
+                    self.to_owner.push_back(router::Event::Answered { id, ok: result.is_ok() });
+                }
+                coordinator::Effect::Grant(grants) => {
+                    self.counts.prepared += 1;
+                    self.to_owner.push_back(router::Event::Granted(grants));
+                }
+                coordinator::Effect::Welcome => self.to_owner.push_back(router::Event::CoordinatorFound),
                 coordinator::Effect::Recall { number, range } => {
                     self.to_owner.push_back(router::Event::Recalled { number, range });
                 }
-                coordinator::Effect::Changed(change) => {
-                    self.counts.changes += 1;
+                coordinator::Effect::Changed { change, result } => {
+                    self.counts.changes += u64::from(result.is_ok());
                     self.wanted.remove(&change);
                 }
             }
@@ -321,42 +361,65 @@ impl World {
         // A read for which nobody waits may be done by another route already.
         let working = self.working.iter().filter_map(|working| match working.what {
             Job::Request { request, .. } if request.kind.changes() || !working.is_orphan => Some(request),
-            Job::Request { .. } | Job::Change { .. } => None,
+            Job::Request { .. } | Job::Change { .. } | Job::Prepare { .. } | Job::Block { .. } => None,
         });
         sent.chain(working).filter(|request| self.pending.get(&request.id).is_some_and(|one| !one.is_lost))
     }
 
     fn begin_job(&mut self, job: u64, what: Job) {
-        let (range, moves_all) = match what {
-            Job::Request { request, .. } if request.kind != Kind::Write => ((0, 0), false),
-            Job::Request { request, .. } => (request.range, false),
+        let copying = match what {
+            Job::Block { id, kind, piece } => {
+                return self.begin_io(id, kind, piece, Some(job));
+            }
+            Job::Prepare { allocates: false, .. } => Copying::default(),
+            Job::Prepare { range, .. } => self.filesystem.begin_allocation(range, &mut self.rng),
+            Job::Request { request, .. } if request.kind != Kind::Write => Copying::default(),
+            Job::Request { request, .. } => self.filesystem.begin(request.range, false, &mut self.rng),
             // A clone moves nothing.
-            Job::Change { change, .. } if is_clone(change) => ((0, 0), false),
-            Job::Change { range, .. } => (range, true),
+            Job::Change { change, .. } if is_clone(change) => Copying::default(),
+            Job::Change { range, .. } => self.filesystem.begin(range, true, &mut self.rng),
         };
-        let copying = self.filesystem.begin(range, moves_all, &mut self.rng);
         self.working.push(Working { job, what, copying, is_orphan: false });
     }
 
     fn job_ends(&mut self) {
         let index = self.rng.usize(0..self.working.len());
         let Working { job, what, copying, .. } = self.working.swap_remove(index);
-        self.filesystem.commit(copying, &mut self.rng);
-        let range = match what {
-            Job::Request { request, gives_up } => {
-                self.do_through_filesystem(request);
-                if request.kind.changes() { gives_up } else { request.range }
-            }
-            Job::Change { change, range } => {
-                if is_clone(change) {
-                    self.filesystem.clone_file(change % 6, &mut self.rng);
-                }
-                range
-            }
-        };
-        let layout = self.filesystem.layout(range);
+        // No space is left, say. Of a write, the blocks may have been allocated.
+        let fails = self.log.step < STEPS && self.rng.u8(0..20) == 0;
+        let result = if fails { Err(IoError::from_errno(libc::ENOSPC, "allocating")) } else { Ok(()) };
+        if fails && self.rng.bool() {
+            self.filesystem.abandon(copying, &mut self.rng);
+        } else {
+            let is_durable = !self.planted.has(Bug::GrantBeforeCommit);
+            self.filesystem.commit(copying, is_durable, &mut self.rng);
+            self.finish(what, result.is_ok());
+        }
+        let layout = self.filesystem.layout(what.range());
         let layout = if self.planted.has(Bug::GrantShared) { checks::shared_as_own(layout) } else { layout };
-        self.coordinate(coordinator::Event::Executed { job, layout });
+        let layout = match self.planted.has(Bug::GrantUnwritten) {
+            true => self.filesystem.unwritten_as_written(layout),
+            false => layout,
+        };
+        self.coordinate(coordinator::Event::Executed { job, result, layout });
+    }
+
+    fn finish(&mut self, what: Job, is_done: bool) {
+        match what {
+            Job::Request { request, .. } if is_done => self.do_through_filesystem(request),
+            Job::Change { change, .. } if is_done && is_clone(change) => {
+                self.filesystem.clone_file(change % 6, &mut self.rng);
+            }
+            Job::Request { .. } | Job::Change { .. } | Job::Prepare { .. } | Job::Block { .. } => {}
+        }
+    }
+
+    /// Space is allocated ahead, or the file is looked at.
+    fn prepare(&mut self) {
+        let start = self.rng.u64(0..BLOCKS as u64);
+        let range = (start, (start + self.rng.u64(1..9)).min(BLOCKS as u64));
+        let allocates = self.rng.bool();
+        self.coordinate(coordinator::Event::Prepare { range, allocates });
     }
 
     /// Somebody wants a clone, or a defragmenter moves a range.
@@ -400,6 +463,7 @@ impl World {
         self.break_connection();
         if self.coordinator.take().is_some() {
             self.log.note(|| "the coordinator ends".into());
+            self.filesystem.lose_uncommitted(&mut self.rng);
             for Working { copying, .. } in std::mem::take(&mut self.working) {
                 self.filesystem.abandon(copying, &mut self.rng);
             }
@@ -418,7 +482,7 @@ impl World {
     /// Starts or connects one missing part.
     fn mend(&mut self) {
         if self.coordinator.is_none() {
-            self.fence(|io| io.is_block);
+            self.fence(|io| io.block.is_some());
             // The registry names an owner, or a former one that is not proved over.
             self.coordinator = Some(Coordinator::new(true, PIECE, self.planted));
             self.log.note(|| "another coordinator".into());
@@ -427,17 +491,18 @@ impl World {
                 self.coordinate(coordinator::Event::Wanted { change, range });
             }
         } else if self.router.is_none() {
-            self.fence(|_| true);
+            if !self.planted.has(Bug::FreeWithoutQuarantine) {
+                self.fence(|io| io.block.is_none());
+            }
             self.coordinate(coordinator::Event::OwnerOver);
             self.owner += 1;
             self.log.note(|| "another owner".into());
             self.router = Some(Router::new(PIECE, self.planted));
             self.tell_path();
-        } else if !self.connected && !self.lun_io.iter().any(|io| io.is_block) {
-            // The coordinator has ended the I/O of the connection before.
+        } else if !self.connected {
             self.connected = true;
+            self.connection += 1;
             self.coordinate(coordinator::Event::OwnerFound);
-            self.route(router::Event::CoordinatorFound);
         }
     }
 

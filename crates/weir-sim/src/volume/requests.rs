@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use weir_block::IoError;
+use weir_volume::lun::coordinator;
 use weir_volume::lun::leases::{Lease, Piece};
 use weir_volume::lun::router::{Event, Kind, Range, Request};
 
@@ -35,13 +37,15 @@ impl World {
         }
         let start = self.rng.u64(0..self.used);
         let end = (start + self.rng.u64(1..7)).min(self.used);
-        let kind = match self.rng.u8(0..10) {
-            0..4 => Kind::Read,
-            4..9 => Kind::Write,
+        let kind = match self.rng.u8(0..20) {
+            0..8 => Kind::Read,
+            8..17 => Kind::Write,
+            17 => Kind::Flush,
             _ => Kind::Punch,
         };
         let (id, began) = (self.number(), self.number());
-        let request = Request { id, kind, range: (start, end) };
+        let range = if kind == Kind::Flush { (0, 0) } else { (start, end) };
+        let request = Request { id, kind, range };
         if kind.changes() {
             (start..end).for_each(|block| self.histories[block as usize].write(id, began));
         }
@@ -86,21 +90,23 @@ impl World {
     pub fn io_ends(&mut self) {
         let index = self.rng.usize(0..self.lun_io.len());
         // The longer it is under way after its connection is gone, the more can go wrong.
-        if self.lun_io[index].is_block && !self.connected && self.rng.u8(0..20) > 0 {
+        let LunIo { block, connection, .. } = self.lun_io[index];
+        let is_former = !self.connected || connection != self.connection;
+        if block.is_some() && is_former && self.rng.u8(0..20) > 0 {
             return;
         }
         let io = self.lun_io.swap_remove(index);
-        let ok = io.is_block || self.path || io.owner != self.owner;
+        let ok = io.block.is_some() && self.rng.u8(0..20) > 0 || self.path || io.owner != self.owner;
         if ok || self.rng.bool() {
             self.do_on_lun(io);
         }
-        if io.owner != self.owner || io.is_block && !self.connected {
-            return;
-        }
-        let answer = Event::Answered { id: io.id, ok };
-        match io.is_block {
-            true => self.to_owner.push_back(answer),
-            false => self.route(answer),
+        match io.block {
+            Some(job) => {
+                let result = if ok { Ok(()) } else { Err(IoError::from_errno(libc::EIO, "writing")) };
+                self.coordinate(coordinator::Event::Executed { job, result, layout: Vec::new() });
+            }
+            None if io.owner == self.owner => self.route(Event::Answered { id: io.id, ok }),
+            None => {}
         }
     }
 
@@ -130,6 +136,7 @@ impl World {
             }
             Kind::Write => self.filesystem.write(range, id),
             Kind::Punch => self.filesystem.punch(range, id, &mut self.rng),
+            Kind::Flush => {}
         }
     }
 }

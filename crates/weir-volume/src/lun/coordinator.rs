@@ -6,18 +6,20 @@
 
 use std::collections::VecDeque;
 
+use weir_block::{Code, ErrorKind, IoError};
+
 use super::leases::{Lease, Leases, Piece};
-use super::router::{Range, Request, neighbourhood, overlap};
+use super::router::{Kind, Range, Request, neighbourhood, overlap};
 use crate::planted::{Bug, Planted};
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The owner has connected, and goes on with what it holds. Block I/O that came over its former connection has ended.
+    /// The owner has connected, and goes on with what it holds. It sends nothing before [`Effect::Welcome`].
     OwnerFound,
     /// Its connection is gone. It may go on with what it holds.
     OwnerLost,
-    /// Its I/O to the LUN has certainly ended, also the block I/O that was done for it, and nobody owns the disk now.
+    /// Its own I/O to the LUN has certainly ended, and nobody owns the disk now.
     OwnerOver,
     /// A request of the owner, which has given up its leases for `gives_up`.
     Redirected {
@@ -26,8 +28,25 @@ pub enum Event {
         /// Empty for a read.
         gives_up: Range,
     },
+    /// I/O of the owner on blocks of the LUN that it holds, because its node does not reach the LUN.
+    Block {
+        /// Of the answer.
+        id: u64,
+        /// A read or a write.
+        kind: Kind,
+        /// The part of the file, and where it is on the LUN.
+        piece: Piece,
+    },
     /// The owner's answer to [`Effect::Recall`].
     RecallDone(u64),
+    /// The owner is to get leases for a range. `allocates`: also where the file has no written blocks; they are written with zeroes. A
+    /// hole's lease is true before and after that: the owner alone puts something else there, and gives it up.
+    Prepare {
+        /// In whole pieces.
+        range: Range,
+        /// Allocates space.
+        allocates: bool,
+    },
     /// Somebody else wants to change the layout of a range: a clone makes it shared, say.
     Wanted {
         /// Unique.
@@ -35,11 +54,13 @@ pub enum Event {
         /// The range.
         range: Range,
     },
-    /// The filesystem has done a job, durably. `layout`: what it has in the job's range now. Blocks that are allocated and not written
-    /// are no part of it.
+    /// The filesystem has done a job, durably, or has failed. `layout`: what it has in the job's range now; empty if that is not known.
+    /// Blocks that are allocated and not written are no part of it.
     Executed {
         /// The job.
         job: u64,
+        /// Why it has failed. It may have been done in part.
+        result: Result<(), IoError>,
         /// In leases; shared blocks are [`ReadOnly`](Lease::ReadOnly).
         layout: Vec<Piece>,
     },
@@ -55,10 +76,14 @@ pub enum Effect {
         /// The work.
         what: Job,
     },
-    /// To the owner: a redirected request is done.
+    /// To the owner: whatever came over its former connections has ended. It may begin, and issue again what was not answered.
+    Welcome,
+    /// To the owner: a redirected request is done, or has failed.
     Answer {
         /// The request.
         id: u64,
+        /// Why it has failed.
+        result: Result<(), IoError>,
         /// Leases that the owner has from now on.
         grants: Vec<Piece>,
     },
@@ -69,11 +94,25 @@ pub enum Effect {
         /// The range.
         range: Range,
     },
-    /// A change that was wanted is made.
-    Changed(u64),
+    /// To the owner: its block I/O is done, or has failed.
+    BlockAnswer {
+        /// Of the I/O.
+        id: u64,
+        /// Why it has failed.
+        result: Result<(), IoError>,
+    },
+    /// To the owner: leases that belong to no request.
+    Grant(Vec<Piece>),
+    /// A change that was wanted is made, or has failed.
+    Changed {
+        /// Its number.
+        change: u64,
+        /// Why it has failed.
+        result: Result<(), IoError>,
+    },
 }
 
-/// Work for the filesystem.
+/// Work for the filesystem, or for the LUN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
     /// A request of the owner; a change may move the blocks of `gives_up`.
@@ -90,6 +129,22 @@ pub enum Job {
         /// Its range.
         range: Range,
     },
+    /// Look at a range, and allocate before.
+    Prepare {
+        /// The range.
+        range: Range,
+        /// Write zeroes wherever the file has no written blocks.
+        allocates: bool,
+    },
+    /// I/O on the LUN itself.
+    Block {
+        /// Of the answer.
+        id: u64,
+        /// A read or a write.
+        kind: Kind,
+        /// The blocks.
+        piece: Piece,
+    },
 }
 
 impl Job {
@@ -97,15 +152,19 @@ impl Job {
         match self {
             Job::Request { request, .. } => request.kind.changes(),
             Job::Change { .. } => true,
+            Job::Prepare { allocates, .. } => allocates,
+            Job::Block { kind, .. } => kind.changes(),
         }
     }
 
     /// Everything that it reads or may move.
-    fn range(self) -> Range {
+    #[must_use]
+    pub fn range(self) -> Range {
         match self {
             Job::Request { request, .. } if !request.kind.changes() => request.range,
             Job::Request { gives_up, .. } => gives_up,
-            Job::Change { range, .. } => range,
+            Job::Change { range, .. } | Job::Prepare { range, .. } => range,
+            Job::Block { piece, .. } => (piece.start, piece.end),
         }
     }
 }
@@ -140,6 +199,8 @@ pub struct Coordinator {
     owner: Owner,
     /// Counts the owner's connections.
     connection: u64,
+    /// The owner waits until it may begin.
+    greets: bool,
     /// In the order of their arrival.
     waiting: VecDeque<Job>,
     active: Vec<Active>,
@@ -158,7 +219,17 @@ impl Coordinator {
         assert!(piece > 0, "a piece has bytes");
         let owner = if has_owner { Owner::Silent } else { Owner::Nobody };
         let (waiting, active) = (VecDeque::new(), Vec::new());
-        Coordinator { owner, connection: 0, waiting, active, recall: None, next: 0, piece, planted }
+        Coordinator {
+            owner,
+            connection: 0,
+            greets: false,
+            waiting,
+            active,
+            recall: None,
+            next: 0,
+            piece,
+            planted,
+        }
     }
 
     /// Whether nothing is to be done.
@@ -173,11 +244,18 @@ impl Coordinator {
             Event::OwnerFound => {
                 self.owner_gone(Owner::Connected);
                 self.connection += 1;
+                self.greets = true;
             }
             Event::OwnerLost => self.owner_gone(Owner::Silent),
             Event::OwnerOver => self.owner_gone(Owner::Nobody),
             // Of a connection that is gone.
-            Event::Redirected { .. } | Event::RecallDone(_) if self.owner != Owner::Connected => {}
+            Event::Redirected { .. } | Event::Block { .. } | Event::RecallDone(_) | Event::Prepare { .. }
+                if self.owner != Owner::Connected => {}
+            Event::Block { id, kind, piece } => self.block(Job::Block { id, kind, piece }, id, effects),
+            Event::Prepare { range, allocates } => {
+                let range = neighbourhood(range, self.piece);
+                self.waiting.push_back(Job::Prepare { range, allocates });
+            }
             Event::Redirected { request, gives_up } => self.redirected(request, gives_up),
             Event::RecallDone(number) => {
                 if let Some(recall) = self.recall.as_mut().filter(|recall| recall.number == number) {
@@ -188,15 +266,30 @@ impl Coordinator {
                 let range = neighbourhood(range, self.piece);
                 self.waiting.push_back(Job::Change { change, range });
             }
-            Event::Executed { job, layout } => self.executed(job, layout, effects),
+            Event::Executed { job, result, layout } => self.executed(job, result, layout, effects),
         }
+        self.welcome(effects);
         self.start(effects);
+    }
+
+    /// The owner issues again whatever it has not got an answer to, and takes from then on what is on the LUN for the last word: nothing of
+    /// before may come after that (P4).
+    fn welcome(&mut self, effects: &mut Vec<Effect>) {
+        let of_former = |active: &Active| {
+            active.connection != self.connection && !matches!(active.what, Job::Change { .. })
+        };
+        let is_free = !self.active.iter().any(of_former) || self.planted.has(Bug::WelcomeBesideFormer);
+        if self.greets && is_free {
+            self.greets = false;
+            effects.push(Effect::Welcome);
+        }
     }
 
     /// The owner repeats requests that have no answer. An unanswered recall is void: its answer would come from before the
     /// owner's last grants.
     fn owner_gone(&mut self, owner: Owner) {
         self.owner = owner;
+        self.greets = false;
         self.waiting.retain(|job| matches!(job, Job::Change { .. }));
         if self.planted.has(Bug::ForgetRecall) {
             self.recall.iter_mut().for_each(|recall| recall.done = true);
@@ -214,19 +307,55 @@ impl Coordinator {
         }
     }
 
-    fn executed(&mut self, job: u64, layout: Vec<Piece>, effects: &mut Vec<Effect>) {
+    /// At once: whatever waits for the owner's answer to a recall waits for this, too. Nothing moves the blocks meanwhile, or the owner
+    /// has claimed what it does not hold.
+    fn block(&mut self, what: Job, id: u64, effects: &mut Vec<Effect>) {
+        let moves = |active: &Active| {
+            let is_move =
+                active.what.changes() && !matches!(active.what, Job::Block { .. } | Job::Prepare { .. });
+            is_move && overlap(active.what.range(), what.range())
+        };
+        if self.active.iter().any(moves) {
+            let error = IoError::new(ErrorKind::Fence, Code::NotOwner, "block-redirected I/O");
+            return effects.push(Effect::BlockAnswer { id, result: Err(error) });
+        }
+        self.begin(what, effects);
+    }
+
+    fn begin(&mut self, what: Job, effects: &mut Vec<Effect>) {
+        let job = self.number();
+        self.active.push(Active { job, what, connection: self.connection });
+        effects.push(Effect::Execute { job, what });
+    }
+
+    fn executed(
+        &mut self,
+        job: u64,
+        result: Result<(), IoError>,
+        layout: Vec<Piece>,
+        effects: &mut Vec<Effect>,
+    ) {
         let Some(index) = self.active.iter().position(|active| active.job == job) else { return };
         let Active { what, connection, .. } = self.active.remove(index);
+        // What a change was made for is over with it: whoever owns the disk now has given the range up, or has never had it.
+        let is_change = matches!(what, Job::Change { .. });
+        let is_present = connection == self.connection || is_change;
+        let hears = is_present && self.owner == Owner::Connected && !self.greets;
+        if let Job::Change { change, .. } = what {
+            effects.push(Effect::Changed { change, result });
+        }
+        if !hears {
+            return;
+        }
+        let own = layout.iter().filter_map(|piece| piece.within(what.range()));
+        let grants = self.grants(own.collect());
         match what {
-            Job::Change { change, .. } => effects.push(Effect::Changed(change)),
-            Job::Request { request, .. }
-                if connection == self.connection && self.owner == Owner::Connected =>
-            {
-                let own = layout.iter().filter_map(|piece| piece.within(what.range()));
-                let grants = self.grants(own.collect());
-                effects.push(Effect::Answer { id: request.id, grants });
+            Job::Request { request, .. } => {
+                effects.push(Effect::Answer { id: request.id, result, grants });
             }
-            Job::Request { .. } => {}
+            Job::Block { id, .. } => effects.push(Effect::BlockAnswer { id, result }),
+            Job::Change { .. } | Job::Prepare { .. } if grants.is_empty() => {}
+            Job::Change { .. } | Job::Prepare { .. } => effects.push(Effect::Grant(grants)),
         }
     }
 
@@ -260,9 +389,7 @@ impl Coordinator {
                 self.waiting.push_back(what);
                 continue;
             }
-            let job = self.number();
-            self.active.push(Active { job, what, connection: self.connection });
-            effects.push(Effect::Execute { job, what });
+            self.begin(what, effects);
         }
     }
 
@@ -270,7 +397,7 @@ impl Coordinator {
     fn ask(&mut self, what: Job, passed: &[Job], effects: &mut Vec<Effect>) {
         let Job::Change { change, range } = what else { return };
         let is_first = !passed.iter().any(|other| matches!(other, Job::Change { .. }));
-        if is_first && self.recall.is_none() && self.owner == Owner::Connected {
+        if is_first && self.recall.is_none() && self.owner == Owner::Connected && !self.greets {
             let number = self.number();
             self.recall = Some(Recall { number, change, done: false });
             effects.push(Effect::Recall { number, range });

@@ -11,6 +11,8 @@
 
 use std::collections::VecDeque;
 
+use weir_block::IoError;
+
 use super::leases::{Lease, Leases, Piece};
 use crate::planted::{Bug, Planted};
 
@@ -26,13 +28,15 @@ pub enum Kind {
     Write,
     /// Writes zeroes or discards: the filesystem may free the blocks.
     Punch,
+    /// Makes durable whatever was done before. Its range is empty.
+    Flush,
 }
 
 impl Kind {
     /// Whether it may change the file.
     #[must_use]
     pub fn changes(self) -> bool {
-        self != Kind::Read
+        matches!(self, Kind::Write | Kind::Punch)
     }
 }
 
@@ -43,7 +47,7 @@ pub struct Request {
     pub id: u64,
     /// Its action.
     pub kind: Kind,
-    /// Its bytes; not empty.
+    /// Its bytes; not empty, but for a flush.
     pub range: Range,
 }
 
@@ -55,7 +59,7 @@ pub struct Request {
 pub enum Event {
     /// A client's request.
     Submitted(Request),
-    /// The LUN has answered a part of a request ([`Effect::Direct`], [`Effect::Block`]). Not `ok`: this node's path is broken, or the
+    /// The LUN has answered a part of a request ([`Effect::Direct`], [`Effect::Block`], [`Effect::Flush`]). Not `ok`: this node's path is broken, or the
     /// coordinator refuses the blocks. The I/O has certainly ended: one that may still land must not be given up (P4).
     Answered {
         /// The request.
@@ -63,13 +67,17 @@ pub enum Event {
         /// Whether it was done.
         ok: bool,
     },
-    /// The coordinator has done a request through its filesystem, durably.
+    /// The coordinator has done a request through its filesystem, durably, or has failed.
     Redirected {
         /// The request.
         id: u64,
+        /// The reason for which it has failed. A write may have been done in part.
+        result: Result<(), IoError>,
         /// The leases of its neighbourhood now.
         grants: Vec<Piece>,
     },
+    /// The coordinator gives leases that belong to no request: it has allocated space ahead, or has looked at the file.
+    Granted(Vec<Piece>),
     /// The coordinator asks for a range.
     Recalled {
         /// Unique for the connection.
@@ -84,6 +92,11 @@ pub enum Event {
     CoordinatorFound,
     /// This node reaches the LUN, or does not. After a failure it does not, until this says so.
     Path(bool),
+    /// The operator wants every request to go through the coordinator's filesystem, or does not any more.
+    ThroughFilesystem(bool),
+    /// This node is fenced, or is to be admitted again: its leases may be another's by now. Answered by [`Effect::Dropped`]. The
+    /// connection to the coordinator is gone, too.
+    Drop(u64),
 }
 
 /// Something to be done.
@@ -117,10 +130,26 @@ pub enum Effect {
         /// The range for which this node has given up its leases: empty for a read.
         gives_up: Range,
     },
+    /// A flush: of the LUN, or through the coordinator if this node has no path. Answered by one [`Event::Answered`].
+    Flush {
+        /// The request.
+        id: u64,
+        /// Direct or block-redirected.
+        route: Route,
+    },
     /// The request is done.
     Done(u64),
+    /// The request has failed: the coordinator's filesystem cannot do it.
+    Failed {
+        /// The request.
+        id: u64,
+        /// Why.
+        error: IoError,
+    },
     /// Nothing of this node's is in flight in the range any more, and nothing will be without a new grant.
     RecallDone(u64),
+    /// No lease is held, and nothing of this node's is under way on the LUN.
+    Dropped(u64),
 }
 
 /// The way of a request.
@@ -159,10 +188,13 @@ pub struct Router {
     waiting: VecDeque<Request>,
     /// Ranges that the coordinator waits for.
     recalls: Vec<(u64, Range)>,
+    /// Whoever has to know that no lease is held.
+    drops: Vec<u64>,
     /// The filesystem moves blocks in pieces of this many bytes.
     piece: u64,
     coordinator: bool,
     path: bool,
+    through_filesystem: bool,
     planted: Planted,
 }
 
@@ -188,9 +220,11 @@ impl Router {
             under_way: Vec::new(),
             waiting: VecDeque::new(),
             recalls: Vec::new(),
+            drops: Vec::new(),
             piece,
             coordinator: false,
             path: false,
+            through_filesystem: false,
             planted,
         }
     }
@@ -207,6 +241,18 @@ impl Router {
         &self.under_way
     }
 
+    /// This node reaches the LUN, as far as it knows.
+    #[must_use]
+    pub fn has_path(&self) -> bool {
+        self.path
+    }
+
+    /// A coordinator can be asked.
+    #[must_use]
+    pub fn has_coordinator(&self) -> bool {
+        self.coordinator
+    }
+
     /// The owner's leases.
     #[must_use]
     pub fn leases(&self) -> &Leases {
@@ -218,7 +264,10 @@ impl Router {
         match event {
             Event::Submitted(request) => self.waiting.push_back(request),
             Event::Answered { id, ok } => self.answered(id, ok, effects),
-            Event::Redirected { id, grants } => self.redirected(id, &grants, effects),
+            Event::Redirected { id, result, grants } => self.redirected(id, result, &grants, effects),
+            // Of a connection that is gone.
+            Event::Granted(_) if !self.coordinator => {}
+            Event::Granted(grants) => self.take_grants(&grants),
             // Of a connection that is gone.
             Event::Recalled { .. } if !self.coordinator => {}
             Event::Recalled { number, range } => {
@@ -232,6 +281,13 @@ impl Router {
                 self.reissue();
             }
             Event::Path(path) => self.path = path,
+            Event::ThroughFilesystem(wanted) => self.through_filesystem = wanted,
+            Event::Drop(number) => {
+                self.lost();
+                self.leases = Leases::default();
+                self.path = false;
+                self.drops.push(number);
+            }
         }
         self.answer_recalls(effects);
         self.start(effects);
@@ -262,10 +318,25 @@ impl Router {
         self.waiting.push_front(request);
     }
 
-    fn redirected(&mut self, id: u64, grants: &[Piece], effects: &mut Vec<Effect>) {
+    fn redirected(
+        &mut self,
+        id: u64,
+        result: Result<(), IoError>,
+        grants: &[Piece],
+        effects: &mut Vec<Effect>,
+    ) {
         let waits = |one: &UnderWay| one.request.id == id && one.route == Route::File;
         let Some(index) = self.under_way.iter().position(waits) else { return };
         let locks = self.under_way.remove(index).locks;
+        let own: Vec<Piece> = grants.iter().filter_map(|grant| grant.within(locks)).collect();
+        self.take_grants(&own);
+        effects.push(match result {
+            Ok(()) => Effect::Done(id),
+            Err(error) => Effect::Failed { id, error },
+        });
+    }
+
+    fn take_grants(&mut self, grants: &[Piece]) {
         let given_up: Vec<Range> = self
             .under_way
             .iter()
@@ -274,10 +345,9 @@ impl Router {
             .filter(|_| !self.planted.has(Bug::TakeEveryGrant))
             .chain(self.recalls.iter().map(|(_, range)| *range))
             .collect();
-        grants.iter().filter_map(|grant| grant.within(locks)).for_each(|grant| self.leases.set(grant));
-        // Those changes are behind this answer: it does not know where they move the blocks.
+        grants.iter().for_each(|grant| self.leases.set(*grant));
+        // Those changes are behind this message: it does not know where they move the blocks.
         given_up.into_iter().for_each(|range| self.leases.clear(range));
-        effects.push(Effect::Done(id));
     }
 
     /// Direct I/O goes on. The coordinator's successor asks again for whatever it needs.
@@ -302,7 +372,10 @@ impl Router {
     }
 
     fn answer_recalls(&mut self, effects: &mut Vec<Effect>) {
-        let Router { recalls, under_way, planted, .. } = self;
+        let Router { recalls, drops, under_way, planted, .. } = self;
+        if !under_way.iter().any(|one| one.route == Route::Direct) {
+            effects.extend(drops.drain(..).map(Effect::Dropped));
+        }
         recalls.retain(|(number, range)| {
             let uses = |one: &UnderWay| one.route != Route::File && overlap(one.locks, *range);
             let waits = under_way.iter().any(uses) && !planted.has(Bug::AcknowledgeRecallBeforeDrain);
@@ -338,10 +411,16 @@ impl Router {
     }
 
     fn route(&self, request: Request) -> Route {
+        if request.kind == Kind::Flush {
+            return if self.path { Route::Direct } else { Route::Block };
+        }
+        if self.through_filesystem {
+            return Route::File;
+        }
         let on_lun = |piece: Piece| match (request.kind, piece.lease) {
             (Kind::Read, lease) => lease != Lease::Nothing,
             (Kind::Write, lease) => matches!(lease, Lease::ReadWrite(_)),
-            (Kind::Punch, _) => false,
+            (Kind::Punch | Kind::Flush, _) => false,
         };
         let is_hole = |piece: Piece| request.kind == Kind::Read && piece.lease == Lease::Hole;
         match self.leases.of(request.range).all(on_lun) {
@@ -369,7 +448,10 @@ impl Router {
     fn begin(&mut self, request: Request, route: Route, locks: Range, effects: &mut Vec<Effect>) {
         let id = request.id;
         let mut parts = 0;
-        if route == Route::File {
+        if request.kind == Kind::Flush {
+            parts = 1;
+            effects.push(Effect::Flush { id, route });
+        } else if route == Route::File {
             let gives_up = if request.kind.changes() { locks } else { (locks.0, locks.0) };
             if request.kind.changes() && !self.planted.has(Bug::KeepLease) {
                 self.leases.clear(gives_up);
