@@ -45,6 +45,11 @@ impl<T> Group<T> {
         starts
     }
 
+    /// The requests that the running operation completes.
+    pub fn running(&self) -> impl Iterator<Item = &T> {
+        self.joined.iter()
+    }
+
     /// The operation has ended. Returns the requests that it completes.
     pub fn finish(&mut self) -> std::vec::Drain<'_, T> {
         self.running = false;

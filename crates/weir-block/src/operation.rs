@@ -152,9 +152,16 @@ pub(crate) struct FileOperation {
     pub first: usize,
     pub moved: u64,
     pub buffer: Option<Buffer>,
-    /// Keeps mapped the memory that `vectors` point into.
+    /// Keeps the memory that `vectors` point into.
     #[expect(dead_code, reason = "held, not read")]
-    pub region: Option<Rc<Region>>,
+    pub held: Option<Held>,
+}
+
+/// Memory that a write reads from, and that others use, too.
+#[expect(dead_code, reason = "held, not read")]
+pub(crate) enum Held {
+    Region(Rc<Region>),
+    Buffer(Rc<Buffer>),
 }
 
 impl FileOperation {
@@ -168,7 +175,7 @@ impl FileOperation {
             first: 0,
             moved: 0,
             buffer: None,
-            region: None,
+            held: None,
         }
     }
 

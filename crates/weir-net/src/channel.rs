@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::io::{self, IoSlice};
 use std::rc::Rc;
 
-use weir_block::{Interest, Reactor, Received, Region, Sent, Socket, Stream, Token};
+use weir_block::{Buffer, Interest, Reactor, Received, Region, Sent, Socket, Stream, Token};
 
 use crate::frame::{self, Frame, FrameError, HEADER, LARGEST_DATA, LARGEST_META};
 
@@ -32,10 +32,11 @@ pub enum ChannelError {
 /// Largest buffer, in bytes, that a copied frame ([`Channel::copy_out`]) keeps for reuse.
 const LARGEST_SPARE: usize = HEADER + LARGEST_META;
 
-/// One outgoing frame: the encoded part, then pieces of a region, sent without a copy.
+/// One outgoing frame: the encoded part, then pieces of a region or a buffer, sent without a copy.
 struct Outgoing {
     head: Vec<u8>,
     pieces: Vec<(usize, usize)>,
+    buffer: Option<Rc<Buffer>>,
     /// Bytes of this frame that were sent.
     sent: usize,
     length: usize,
@@ -128,19 +129,35 @@ impl Channel {
     /// When there are pieces but no region, or a part exceeds its limit.
     pub fn queue(&mut self, kind: u16, meta: &[u8], pieces: &[(usize, usize)]) {
         assert!(pieces.is_empty() || self.region.is_some(), "pieces without a region");
+        let data = pieces.iter().map(|piece| piece.1).sum();
+        let mut outgoing = self.encode(kind, meta, data);
+        outgoing.pieces.extend_from_slice(pieces);
+        self.outgoing.push_back(outgoing);
+    }
+
+    /// As [`Channel::queue`], with all of a buffer as its data. Nobody changes it before it is sent.
+    ///
+    /// # Panics
+    /// When a part exceeds its limit.
+    pub fn queue_buffer(&mut self, kind: u16, meta: &[u8], buffer: Rc<Buffer>) {
+        let mut outgoing = self.encode(kind, meta, buffer.len());
+        outgoing.buffer = Some(buffer);
+        self.outgoing.push_back(outgoing);
+    }
+
+    fn encode(&mut self, kind: u16, meta: &[u8], data: usize) -> Outgoing {
         let mut outgoing = self.spare.pop().unwrap_or_else(|| Outgoing {
             head: Vec::new(),
             pieces: Vec::new(),
+            buffer: None,
             sent: 0,
             length: 0,
         });
-        let data = pieces.iter().map(|piece| piece.1).sum();
         frame::encode(&mut outgoing.head, kind, self.next_out, meta, data);
-        outgoing.pieces.extend_from_slice(pieces);
         outgoing.length = outgoing.head.len() + data;
         self.next_out += 1;
         self.unsent += outgoing.length;
-        self.outgoing.push_back(outgoing);
+        outgoing
     }
 
     /// Whether the caller should wait because too many bytes are unsent (a slow peer).
@@ -187,7 +204,8 @@ impl Channel {
             let mut skip = frame.sent;
             let region = self.region.as_deref();
             let data = frame.pieces.iter().filter_map(|&(start, length)| Some(region?.bytes(start, length)));
-            for part in std::iter::once(frame.head.as_slice()).chain(data) {
+            let buffer = frame.buffer.as_deref().map(Buffer::bytes);
+            for part in std::iter::once(frame.head.as_slice()).chain(data).chain(buffer) {
                 if skip >= part.len() {
                     skip -= part.len();
                     continue;
@@ -216,6 +234,7 @@ impl Channel {
             {
                 done.head.clear();
                 done.pieces.clear();
+                done.buffer = None;
                 done.sent = 0;
                 self.spare.push(done);
             }

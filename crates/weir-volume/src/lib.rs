@@ -8,6 +8,7 @@ pub mod backing;
 pub mod error;
 pub mod factory;
 pub mod lun;
+mod offload;
 pub mod planted;
 pub mod volume;
 

@@ -24,7 +24,7 @@ use slab::Slab;
 use crate::buffer::{Buffer, BufferPool};
 use crate::clock::{Clock, Nanos};
 pub use crate::operation::{Descriptor, Interest, OwnerId, SharedFile, Token};
-use crate::operation::{FileKind, FileOperation};
+use crate::operation::{FileKind, FileOperation, Held};
 use crate::region::Region;
 use crate::sim;
 use slot::Slot;
@@ -46,6 +46,8 @@ pub enum WriteSource {
     /// Pieces of a region (offset, length), written one after the other as one extent of the file.
     /// The owner must not change them before the event.
     Gather(Rc<Region>, Vec<(usize, usize)>),
+    /// A part of a buffer that others use, too: its first byte, and its length. Nobody changes it before the event.
+    Shared(Rc<Buffer>, usize, usize),
     /// A buffer, returned with the event, followed by pieces of a region as in [`WriteSource::Gather`].
     Framed(Buffer, Rc<Region>, Vec<(usize, usize)>),
 }
@@ -53,20 +55,28 @@ pub enum WriteSource {
 impl WriteSource {
     /// The pieces of memory, in order.
     pub fn vectors(&self) -> impl Iterator<Item = libc::iovec> {
+        let whole = |buffer: &Buffer| vector(buffer.bytes());
         let (buffer, gathered) = match self {
-            WriteSource::Buffer(buffer) => (Some(buffer), None),
+            WriteSource::Buffer(buffer) => (Some(whole(buffer)), None),
+            WriteSource::Shared(buffer, start, length) => {
+                (Some(vector(&buffer.bytes()[*start..start + length])), None)
+            }
             WriteSource::Gather(region, pieces) => (None, Some((region, pieces))),
-            WriteSource::Framed(buffer, region, pieces) => (Some(buffer), Some((region, pieces))),
+            WriteSource::Framed(buffer, region, pieces) => (Some(whole(buffer)), Some((region, pieces))),
         };
-        let whole = |buffer: &Buffer| libc::iovec { iov_base: buffer.as_ptr().cast(), iov_len: buffer.len() };
         let pieces = gathered.into_iter().flat_map(|(region, pieces)| {
             pieces.iter().map(|&(start, length)| libc::iovec {
                 iov_base: region.address(start, length).cast(),
                 iov_len: length,
             })
         });
-        buffer.map(whole).into_iter().chain(pieces)
+        buffer.into_iter().chain(pieces)
     }
+}
+
+/// Bytes that the kernel reads.
+fn vector(bytes: &[u8]) -> libc::iovec {
+    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
 }
 
 /// The result of an owner's watch or operation.
@@ -326,7 +336,7 @@ impl Reactor {
             first: 0,
             moved: 0,
             buffer: Some(buffer),
-            region: None,
+            held: None,
         });
     }
 
@@ -351,10 +361,11 @@ impl Reactor {
     ) {
         let mut vectors = self.take_vector();
         vectors.extend(source.vectors());
-        let (buffer, region) = match source {
+        let (buffer, held) = match source {
             WriteSource::Buffer(buffer) => (Some(buffer), None),
-            WriteSource::Gather(region, _) => (None, Some(region)),
-            WriteSource::Framed(buffer, region, _) => (Some(buffer), Some(region)),
+            WriteSource::Shared(buffer, ..) => (None, Some(Held::Buffer(buffer))),
+            WriteSource::Gather(region, _) => (None, Some(Held::Region(region))),
+            WriteSource::Framed(buffer, region, _) => (Some(buffer), Some(Held::Region(region))),
         };
         self.start(FileOperation {
             token,
@@ -365,7 +376,7 @@ impl Reactor {
             first: 0,
             moved: 0,
             buffer,
-            region,
+            held,
         });
     }
 

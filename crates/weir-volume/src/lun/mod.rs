@@ -21,5 +21,8 @@ pub mod fence_command;
 pub mod filesystem;
 pub mod heartbeat;
 pub mod leases;
+pub mod redirect;
+pub mod routed;
 pub mod router;
+pub mod serving;
 pub mod shell;

@@ -97,6 +97,9 @@ pub enum Event {
     /// This node is fenced, or is to be admitted again: its leases may be another's by now. Answered by [`Effect::Dropped`]. The
     /// connection to the coordinator is gone, too.
     Drop(u64),
+    /// The disk is closed here, and the connection to the coordinator with it: whatever is not under way on the LUN fails. Redirected
+    /// requests may have been done, or may still be: the coordinator ends them before it lets another owner begin.
+    Abandon(IoError),
 }
 
 /// Something to be done.
@@ -195,6 +198,8 @@ pub struct Router {
     coordinator: bool,
     path: bool,
     through_filesystem: bool,
+    /// The disk is closed here.
+    abandoned: Option<IoError>,
     planted: Planted,
 }
 
@@ -225,6 +230,7 @@ impl Router {
             coordinator: false,
             path: false,
             through_filesystem: false,
+            abandoned: None,
             planted,
         }
     }
@@ -288,6 +294,7 @@ impl Router {
                 self.path = false;
                 self.drops.push(number);
             }
+            Event::Abandon(error) => self.abandon(error, effects),
         }
         self.answer_recalls(effects);
         self.start(effects);
@@ -371,6 +378,17 @@ impl Router {
         in_doubt.into_iter().rev().for_each(|one| self.again(one.request));
     }
 
+    fn abandon(&mut self, error: IoError, effects: &mut Vec<Effect>) {
+        self.lost();
+        self.leases = Leases::default();
+        self.path = false;
+        let all = std::mem::take(&mut self.under_way).into_iter();
+        let (kept, redirected): (Vec<_>, Vec<_>) = all.partition(|one| one.route == Route::Direct);
+        self.under_way = kept;
+        effects.extend(redirected.into_iter().map(|one| Effect::Failed { id: one.request.id, error }));
+        self.abandoned = Some(error);
+    }
+
     fn answer_recalls(&mut self, effects: &mut Vec<Effect>) {
         let Router { recalls, drops, under_way, planted, .. } = self;
         if !under_way.iter().any(|one| one.route == Route::Direct) {
@@ -388,6 +406,10 @@ impl Router {
 
     /// Starts what can be started, in order.
     fn start(&mut self, effects: &mut Vec<Effect>) {
+        if let Some(error) = self.abandoned {
+            let waiting = self.waiting.drain(..);
+            return effects.extend(waiting.map(|Request { id, .. }| Effect::Failed { id, error }));
+        }
         let mut passed: Vec<Range> = Vec::new();
         let mut redirected_waits = false;
         for request in std::mem::take(&mut self.waiting) {

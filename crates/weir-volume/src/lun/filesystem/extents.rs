@@ -74,6 +74,12 @@ impl Extent {
         }
     }
 
+    /// Allocated for this file alone, and reads as zeroes whatever is there.
+    #[must_use]
+    pub fn is_unwritten(&self) -> bool {
+        self.flags & !(LAST | MERGED) == UNWRITTEN
+    }
+
     /// For messages.
     #[must_use]
     pub fn state(&self) -> &'static str {

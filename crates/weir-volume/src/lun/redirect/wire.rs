@@ -1,0 +1,507 @@
+//! The messages between a disk's owner and the coordinator in frames of a [`weir_net::Channel`], version 1. All integers are
+//! little-endian; golden bytes are in the tests below. The first message says the version.
+//!
+//! | frame | meta | data |
+//! |---|---|---|
+//! | 1 hello | [`Hello`] | |
+//! | 2 redirected | [`Redirected`] | of a write |
+//! | 3 block | [`Block`] | of a write |
+//! | 4 flush | [`Number`]: its id | |
+//! | 5 recall done | [`Number`]: of the recall | |
+//! | 17 welcome | [`Welcome`] | |
+//! | 18 answer | [`Answer`], then `count` times [`Grant`] | of a read |
+//! | 19 block answer | [`Answer`] | of a read |
+//! | 20 flushed | [`Answer`] | |
+//! | 21 recall | [`Recall`] | |
+//! | 22 grant | any number of [`Grant`] | |
+
+use std::rc::Rc;
+
+use weir_block::{Buffer, BufferPool, Code, ErrorKind, IoError};
+use weir_net::{Channel, Frame};
+use zerocopy::byteorder::little_endian::{I32, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::message::{Data, ToCoordinator, ToOwner};
+use crate::lun::leases::{Lease, Piece};
+use crate::lun::router::{Kind, Request};
+
+/// This build's version of the messages.
+pub const VERSION: u32 = 1;
+
+/// Most bytes of a write or a read in one message.
+pub const LARGEST: usize = weir_net::frame::LARGEST_DATA;
+
+/// Most leases in one [`ToOwner::Grant`]; an answer has those of its neighbourhood, which are fewer.
+pub const MOST_GRANTS: usize = 4096;
+
+/// Why a message cannot be used. The connection is of no use any more.
+#[derive(Debug, thiserror::Error)]
+pub enum WireError {
+    /// The other node runs another version of Weir.
+    #[error(
+        "the node speaks version {0} of redirected I/O, this one {VERSION}: run the same version on both"
+    )]
+    Version(u32),
+    /// It does not follow the protocol.
+    #[error("a message of redirected I/O is malformed: {0}")]
+    Malformed(&'static str),
+    /// The data are not those that were sent (P11).
+    #[error("the data of redirected I/O do not match their checksum")]
+    Checksum,
+    /// No memory for the data within the shard's limit.
+    #[error("no memory for the data of redirected I/O")]
+    NoMemory,
+}
+
+macro_rules! layout {
+    ($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+        #[repr(C)]
+        pub struct $name {
+            $($(#[$field_doc])* pub $field: $type,)*
+        }
+    };
+}
+
+layout! {
+    /// 16 bytes.
+    Hello {
+        /// [`VERSION`].
+        version: U32,
+        /// Zero.
+        zero: U32,
+        /// The disk's.
+        epoch: U64,
+    }
+}
+layout! {
+    /// 48 bytes.
+    Redirected {
+        /// Of the answer.
+        id: U64,
+        /// First byte.
+        start: U64,
+        /// The byte after the last one.
+        end: U64,
+        /// First byte of the range that the owner gives up.
+        gives_up_start: U64,
+        /// The byte after the last one.
+        gives_up_end: U64,
+        /// CRC-32C of the data.
+        checksum: U32,
+        /// 0 read, 1 write, 2 write zeroes or discard.
+        kind: u8,
+        /// 0 none, 1 in this frame, 2 zeroes.
+        data: u8,
+        /// 1: durable when it is answered.
+        durable: u8,
+        /// Zero.
+        zero: u8,
+    }
+}
+layout! {
+    /// 40 bytes.
+    Block {
+        /// Of the answer.
+        id: U64,
+        /// First byte in the file.
+        start: U64,
+        /// The byte after the last one.
+        end: U64,
+        /// First byte on the LUN.
+        lun: U64,
+        /// CRC-32C of the data.
+        checksum: U32,
+        /// 0 read, 1 write.
+        kind: u8,
+        /// 0 none, 1 in this frame, 2 zeroes.
+        data: u8,
+        /// 1: the blocks are shared with other files.
+        shared: u8,
+        /// 1: durable when it is answered.
+        durable: u8,
+    }
+}
+layout! {
+    /// 8 bytes.
+    Number {
+        /// The number.
+        number: U64,
+    }
+}
+layout! {
+    /// 16 bytes.
+    Welcome {
+        /// The coordinator's.
+        epoch: U64,
+        /// Bytes that the filesystem moves together.
+        piece: U64,
+    }
+}
+layout! {
+    /// 24 bytes.
+    Answer {
+        /// Of the request.
+        id: U64,
+        /// The system's error, or 0.
+        errno: I32,
+        /// 0 done; otherwise 1 retry, 2 fence, 3 operator, 4 bug.
+        error: u8,
+        /// Of an error: 1 invalid argument, 2 no space, 3 not supported, 4 read-only, 5 no memory, 6 I/O, 7 not the owner, 8 shutting
+        /// down.
+        code: u8,
+        /// 1: it has data.
+        data: u8,
+        /// Zero.
+        zero: u8,
+        /// CRC-32C of the data.
+        checksum: U32,
+        /// Leases that follow.
+        count: U32,
+    }
+}
+layout! {
+    /// 24 bytes.
+    Recall {
+        /// Of the answer.
+        number: U64,
+        /// First byte.
+        start: U64,
+        /// The byte after the last one.
+        end: U64,
+    }
+}
+layout! {
+    /// 32 bytes.
+    Grant {
+        /// First byte.
+        start: U64,
+        /// The byte after the last one.
+        end: U64,
+        /// First byte on the LUN.
+        lun: U64,
+        /// 0 hole, 1 for reading and writing, 2 for reading.
+        lease: U64,
+    }
+}
+
+const KINDS: [Kind; 3] = [Kind::Read, Kind::Write, Kind::Punch];
+const ERRORS: [ErrorKind; 4] = [ErrorKind::Retry, ErrorKind::Fence, ErrorKind::Operator, ErrorKind::Bug];
+const CODES: [Code; 8] = [
+    Code::InvalidArgument,
+    Code::NoSpace,
+    Code::NotSupported,
+    Code::ReadOnly,
+    Code::NoMemory,
+    Code::Io,
+    Code::NotOwner,
+    Code::ShuttingDown,
+];
+
+/// The place of a value in one of the tables above.
+fn place<T: PartialEq>(table: &[T], value: &T) -> u8 {
+    table.iter().position(|one| one == value).expect("the tables have every value that is sent") as u8
+}
+
+/// Queues a message of the owner.
+pub fn send_to_coordinator(channel: &mut Channel, message: ToCoordinator) {
+    match message {
+        ToCoordinator::Hello { epoch } => {
+            let hello = Hello { version: VERSION.into(), zero: 0.into(), epoch: epoch.into() };
+            channel.queue(1, hello.as_bytes(), &[]);
+        }
+        ToCoordinator::Redirected { request, gives_up, durable, data } => {
+            let (number, checksum) = describe(&data);
+            let meta = Redirected {
+                id: request.id.into(),
+                start: request.range.0.into(),
+                end: request.range.1.into(),
+                gives_up_start: gives_up.0.into(),
+                gives_up_end: gives_up.1.into(),
+                checksum: checksum.into(),
+                kind: place(&KINDS, &request.kind),
+                data: number,
+                durable: durable.into(),
+                zero: 0,
+            };
+            queue(channel, 2, meta.as_bytes(), data);
+        }
+        ToCoordinator::Block { id, kind, piece, durable, data } => {
+            let (number, checksum) = describe(&data);
+            let (lun, shared) = match piece.lease {
+                Lease::ReadOnly(at) => (at, 1),
+                Lease::ReadWrite(at) => (at, 0),
+                Lease::Nothing | Lease::Hole => unreachable!("block I/O is on blocks"),
+            };
+            let meta = Block {
+                id: id.into(),
+                start: piece.start.into(),
+                end: piece.end.into(),
+                lun: lun.into(),
+                checksum: checksum.into(),
+                kind: place(&KINDS, &kind),
+                data: number,
+                shared,
+                durable: durable.into(),
+            };
+            queue(channel, 3, meta.as_bytes(), data);
+        }
+        ToCoordinator::Flush(id) => channel.queue(4, Number { number: id.into() }.as_bytes(), &[]),
+        ToCoordinator::RecallDone(number) => {
+            channel.queue(5, Number { number: number.into() }.as_bytes(), &[]);
+        }
+    }
+}
+
+fn describe(data: &Data) -> (u8, u32) {
+    match data {
+        Data::None => (0, 0),
+        Data::Bytes(buffer) => (1, crc32c::crc32c(buffer.bytes())),
+        Data::Zeroes => (2, 0),
+    }
+}
+
+fn queue(channel: &mut Channel, kind: u16, meta: &[u8], data: Data) {
+    match data {
+        Data::Bytes(buffer) => channel.queue_buffer(kind, meta, buffer),
+        Data::None | Data::Zeroes => channel.queue(kind, meta, &[]),
+    }
+}
+
+/// Queues a message of the coordinator.
+pub fn send_to_owner(channel: &mut Channel, message: ToOwner) {
+    match message {
+        ToOwner::Welcome { epoch, piece } => {
+            let welcome = Welcome { epoch: epoch.into(), piece: piece.into() };
+            channel.queue(17, welcome.as_bytes(), &[]);
+        }
+        ToOwner::Answer { id, result, grants, data } => answer(channel, 18, (id, result), &grants, data),
+        ToOwner::BlockAnswer { id, result, data } => answer(channel, 19, (id, result), &[], data),
+        ToOwner::Flushed { id, result } => answer(channel, 20, (id, result), &[], None),
+        ToOwner::Recall { number, range } => {
+            let recall = Recall { number: number.into(), start: range.0.into(), end: range.1.into() };
+            channel.queue(21, recall.as_bytes(), &[]);
+        }
+        ToOwner::Grant(grants) => {
+            for some in grants.chunks(MOST_GRANTS) {
+                let mut meta = Vec::with_capacity(size_of_val(some));
+                some.iter().for_each(|grant| meta.extend_from_slice(encode_grant(*grant).as_bytes()));
+                channel.queue(22, &meta, &[]);
+            }
+        }
+    }
+}
+
+fn answer(
+    channel: &mut Channel,
+    kind: u16,
+    (id, result): (u64, Result<(), IoError>),
+    grants: &[Piece],
+    data: Option<Buffer>,
+) {
+    let (errno, error, code) = match result {
+        Ok(()) => (0, 0, 0),
+        Err(error) => (error.errno, place(&ERRORS, &error.kind) + 1, place(&CODES, &error.code) + 1),
+    };
+    let head = Answer {
+        id: id.into(),
+        errno: errno.into(),
+        error,
+        code,
+        data: data.is_some().into(),
+        zero: 0,
+        checksum: data.as_ref().map_or(0, |data| crc32c::crc32c(data.bytes())).into(),
+        count: (grants.len() as u32).into(),
+    };
+    let mut meta = head.as_bytes().to_vec();
+    grants.iter().for_each(|grant| meta.extend_from_slice(encode_grant(*grant).as_bytes()));
+    match data {
+        Some(data) => channel.queue_buffer(kind, &meta, Rc::new(data)),
+        None => channel.queue(kind, &meta, &[]),
+    }
+}
+
+fn encode_grant(Piece { start, end, lease }: Piece) -> Grant {
+    let (lease, lun) = match lease {
+        Lease::ReadWrite(at) => (1, at),
+        Lease::ReadOnly(at) => (2, at),
+        Lease::Hole | Lease::Nothing => (0, 0),
+    };
+    Grant { start: start.into(), end: end.into(), lun: lun.into(), lease: lease.into() }
+}
+
+fn decode_grant(grant: &Grant) -> Result<Piece, WireError> {
+    let lun = grant.lun.get();
+    let lease = match grant.lease.get() {
+        0 => Lease::Hole,
+        1 => Lease::ReadWrite(lun),
+        2 => Lease::ReadOnly(lun),
+        _ => return Err(WireError::Malformed("an unknown lease")),
+    };
+    let piece = Piece { start: grant.start.get(), end: grant.end.get(), lease };
+    check_range((piece.start, piece.end))?;
+    match lun.checked_add(piece.end - piece.start) {
+        Some(_) => Ok(piece),
+        None => Err(WireError::Malformed("blocks beyond any LUN")),
+    }
+}
+
+fn decode_grants(mut bytes: &[u8]) -> Result<Vec<Piece>, WireError> {
+    let mut grants = Vec::with_capacity(bytes.len() / size_of::<Grant>());
+    while !bytes.is_empty() {
+        let (grant, rest) = decode::<Grant>(bytes)?;
+        grants.push(decode_grant(grant)?);
+        bytes = rest;
+    }
+    Ok(grants)
+}
+
+fn decode<T: FromBytes + KnownLayout + Immutable + Unaligned>(
+    bytes: &[u8],
+) -> Result<(&T, &[u8]), WireError> {
+    T::ref_from_prefix(bytes).map_err(|_| WireError::Malformed("it is too short"))
+}
+
+fn decode_only<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8]) -> Result<&T, WireError> {
+    match decode::<T>(bytes)? {
+        (found, []) => Ok(found),
+        _ => Err(WireError::Malformed("it is too long")),
+    }
+}
+
+fn check_range((start, end): (u64, u64)) -> Result<(), WireError> {
+    if start < end { Ok(()) } else { Err(WireError::Malformed("an empty range")) }
+}
+
+/// Decodes a message of an owner. The memory for its data comes from `pool`.
+///
+/// # Errors
+/// [`WireError`].
+pub fn decode_to_coordinator(frame: Frame<'_>, pool: &BufferPool) -> Result<ToCoordinator, WireError> {
+    Ok(match frame.kind {
+        1 => {
+            let hello: &Hello = decode_only(frame.meta)?;
+            if hello.version.get() != VERSION {
+                return Err(WireError::Version(hello.version.get()));
+            }
+            ToCoordinator::Hello { epoch: hello.epoch.get() }
+        }
+        2 => {
+            let head: &Redirected = decode_only(frame.meta)?;
+            let kind = *KINDS.get(usize::from(head.kind)).ok_or(WireError::Malformed("an unknown kind"))?;
+            let range = (head.start.get(), head.end.get());
+            let gives_up = (head.gives_up_start.get(), head.gives_up_end.get());
+            check_range(range)?;
+            if gives_up.0 > gives_up.1 {
+                return Err(WireError::Malformed("a range that ends before it begins"));
+            }
+            let data = data((kind, range), head.data, head.checksum.get(), frame.data, pool)?;
+            let request = Request { id: head.id.get(), kind, range };
+            ToCoordinator::Redirected { request, gives_up, durable: head.durable != 0, data }
+        }
+        3 => {
+            let head: &Block = decode_only(frame.meta)?;
+            let kind =
+                *KINDS[..2].get(usize::from(head.kind)).ok_or(WireError::Malformed("an unknown kind"))?;
+            let (range, lun) = ((head.start.get(), head.end.get()), head.lun.get());
+            check_range(range)?;
+            if lun.checked_add(range.1 - range.0).is_none() {
+                return Err(WireError::Malformed("blocks beyond any LUN"));
+            }
+            let lease = if head.shared == 0 { Lease::ReadWrite(lun) } else { Lease::ReadOnly(lun) };
+            let data = data((kind, range), head.data, head.checksum.get(), frame.data, pool)?;
+            let piece = Piece { start: range.0, end: range.1, lease };
+            ToCoordinator::Block { id: head.id.get(), kind, piece, durable: head.durable != 0, data }
+        }
+        4 => ToCoordinator::Flush(decode_only::<Number>(frame.meta)?.number.get()),
+        5 => ToCoordinator::RecallDone(decode_only::<Number>(frame.meta)?.number.get()),
+        _ => return Err(WireError::Malformed("an unknown kind of message")),
+    })
+}
+
+fn data(
+    (kind, (start, end)): (Kind, (u64, u64)),
+    number: u8,
+    checksum: u32,
+    bytes: &[u8],
+    pool: &BufferPool,
+) -> Result<Data, WireError> {
+    if kind != Kind::Punch && end - start > LARGEST as u64 {
+        return Err(WireError::Malformed("it is too large"));
+    }
+    match (kind, number) {
+        (Kind::Write, 1) if bytes.len() as u64 == end - start => {
+            Ok(Data::Bytes(Rc::new(copy(bytes, checksum, pool)?)))
+        }
+        (Kind::Write, 2) if bytes.is_empty() => Ok(Data::Zeroes),
+        (Kind::Read | Kind::Punch, 0) if bytes.is_empty() => Ok(Data::None),
+        _ => Err(WireError::Malformed("the data are not those of its kind")),
+    }
+}
+
+fn copy(bytes: &[u8], checksum: u32, pool: &BufferPool) -> Result<Buffer, WireError> {
+    let mut buffer = pool.take(bytes.len()).ok_or(WireError::NoMemory)?;
+    buffer.bytes_mut().copy_from_slice(bytes);
+    // Of the copy: the bytes are in the cache now.
+    if crc32c::crc32c(buffer.bytes()) != checksum {
+        return Err(WireError::Checksum);
+    }
+    Ok(buffer)
+}
+
+/// Decodes a message of the coordinator. The memory for its data comes from `pool`.
+///
+/// # Errors
+/// [`WireError`].
+pub fn decode_to_owner(frame: Frame<'_>, pool: &BufferPool) -> Result<ToOwner, WireError> {
+    Ok(match frame.kind {
+        17 => {
+            let welcome: &Welcome = decode_only(frame.meta)?;
+            ToOwner::Welcome { epoch: welcome.epoch.get(), piece: welcome.piece.get() }
+        }
+        18..=20 => {
+            let (head, rest) = decode::<Answer>(frame.meta)?;
+            let grants = decode_grants(rest)?;
+            if grants.len() as u32 != head.count.get() || frame.kind != 18 && !grants.is_empty() {
+                return Err(WireError::Malformed("it has another number of leases than it says"));
+            }
+            let (id, result) = (head.id.get(), decode_error(head)?);
+            let data = match (head.data, frame.data) {
+                (0, []) => None,
+                (1, bytes) if frame.kind != 20 => Some(copy(bytes, head.checksum.get(), pool)?),
+                _ => return Err(WireError::Malformed("it has data and does not say so")),
+            };
+            match frame.kind {
+                18 => ToOwner::Answer { id, result, grants, data },
+                19 => ToOwner::BlockAnswer { id, result, data },
+                _ => ToOwner::Flushed { id, result },
+            }
+        }
+        21 => {
+            let recall: &Recall = decode_only(frame.meta)?;
+            let range = (recall.start.get(), recall.end.get());
+            check_range(range)?;
+            ToOwner::Recall { number: recall.number.get(), range }
+        }
+        22 => ToOwner::Grant(decode_grants(frame.meta)?),
+        _ => return Err(WireError::Malformed("an unknown kind of message")),
+    })
+}
+
+fn decode_error(head: &Answer) -> Result<Result<(), IoError>, WireError> {
+    if head.error == 0 {
+        return Ok(Ok(()));
+    }
+    let kind = ERRORS.get(usize::from(head.error) - 1);
+    let code = usize::from(head.code).checked_sub(1).and_then(|code| CODES.get(code));
+    match (kind, code) {
+        (Some(kind), Some(code)) => {
+            let mut error = IoError::new(*kind, *code, "the volume's coordinator");
+            error.errno = head.errno.get();
+            Ok(Err(error))
+        }
+        _ => Err(WireError::Malformed("an unknown error")),
+    }
+}

@@ -1,0 +1,133 @@
+//! The connection to a volume's coordinator: on this shard, or on another node.
+
+use std::cell::RefCell;
+use std::io;
+use std::rc::Rc;
+
+use weir_block::{BufferPool, Event, Interest, Reactor, Stream, Token};
+use weir_net::{Channel, ChannelError};
+
+use crate::lun::redirect::wire::{self, LARGEST, WireError};
+use crate::lun::redirect::{ToCoordinator, ToOwner};
+use crate::lun::serving::{PIECE, ServedDisk};
+
+/// Why a connection has ended.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    /// The connection.
+    #[error(transparent)]
+    Channel(#[from] ChannelError),
+    /// What came over it.
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    /// Another version.
+    #[error(
+        "the coordinator's filesystem moves pieces of {0} bytes, this node expects {PIECE}: run the same version on both"
+    )]
+    Piece(u64),
+    /// A read without its bytes.
+    #[error("the coordinator answers a read without the bytes that it asks for")]
+    NoData,
+    /// An answer to nothing.
+    #[error("the coordinator answers what it was not asked")]
+    Unknown,
+    /// On this shard.
+    #[error("the coordinator has ended the connection")]
+    Ended,
+}
+
+pub enum Link {
+    None,
+    /// The coordinator's side of the disk, which this one drives, and the number of the connection.
+    Here(Rc<RefCell<ServedDisk>>, u64),
+    Remote(Box<Remote>),
+}
+
+pub struct Remote {
+    channel: Channel,
+    slot: u32,
+    /// More may have arrived than was taken.
+    more: bool,
+}
+
+impl Link {
+    pub fn here(reactor: &mut Reactor, served: &Rc<RefCell<ServedDisk>>) -> Link {
+        let connection = served.borrow_mut().connect_here(reactor);
+        Link::Here(Rc::clone(served), connection)
+    }
+
+    pub fn remote(reactor: &mut Reactor, stream: Stream, token: Token) -> io::Result<Link> {
+        let channel = Channel::new(stream, token, None, &[], reactor)?;
+        Ok(Link::Remote(Box::new(Remote { channel, slot: token.slot, more: true })))
+    }
+
+    pub fn is_there(&self) -> bool {
+        !matches!(self, Link::None)
+    }
+
+    pub fn send(&mut self, reactor: &mut Reactor, message: ToCoordinator) {
+        match self {
+            Link::None => {}
+            Link::Here(served, _) => served.borrow_mut().hear(reactor, message),
+            Link::Remote(remote) => wire::send_to_coordinator(&mut remote.channel, message),
+        }
+    }
+
+    pub fn on_event(&mut self, slot: u32, interest: Interest) {
+        if let Link::Remote(remote) = self
+            && remote.slot == slot
+        {
+            remote.channel.on_event(interest);
+            remote.more |= interest == Interest::Read;
+        }
+    }
+
+    /// An event that is none of the owner's.
+    pub fn on_served_event(&mut self, reactor: &mut Reactor, event: Event) {
+        if let Link::Here(served, _) = self {
+            served.borrow_mut().on_event(reactor, event);
+        }
+    }
+
+    /// Messages that have arrived; none if there are none, or no memory for more.
+    pub fn receive(&mut self, reactor: &mut Reactor, pool: &BufferPool) -> Result<Vec<ToOwner>, LinkError> {
+        match self {
+            Link::None => Ok(Vec::new()),
+            Link::Here(served, connection) => {
+                let mut served = served.borrow_mut();
+                served.advance(reactor);
+                if !served.is_connected(*connection) {
+                    return Err(LinkError::Ended);
+                }
+                Ok(served.answers().collect())
+            }
+            Link::Remote(remote) => {
+                let mut messages = Vec::new();
+                // One call takes at most a full receive buffer, and a buffer of the pool is at most twice as large as its data.
+                if remote.more && pool.lent() + 4 * LARGEST <= pool.limit() {
+                    remote.more = remote.channel.receive(reactor, |frame| {
+                        messages.push(wire::decode_to_owner(frame, pool)?);
+                        Ok::<(), LinkError>(())
+                    })?;
+                }
+                Ok(messages)
+            }
+        }
+    }
+
+    pub fn flush(&mut self, reactor: &mut Reactor) -> Result<(), LinkError> {
+        match self {
+            Link::Remote(remote) => Ok(remote.channel.flush(reactor)?),
+            Link::None | Link::Here(..) => Ok(()),
+        }
+    }
+
+    pub fn close(&mut self, reactor: &mut Reactor) {
+        match self {
+            Link::None => {}
+            Link::Here(served, connection) => served.borrow_mut().disconnect_here(reactor, *connection),
+            Link::Remote(remote) => remote.channel.close(reactor),
+        }
+        *self = Link::None;
+    }
+}

@@ -1,0 +1,562 @@
+//! The backing of a disk of a shared volume, at its owner: drives [`Router`] with the LUN and the connection to the coordinator.
+//!
+//! Requests go to the LUN directly wherever the owner holds the blocks, at the price of one look into a tree; all others go through the
+//! coordinator, in memory where it is this shard's, in frames otherwise. A request whose way breaks is done again by another way, and its
+//! client merely waits.
+
+mod link;
+mod parts;
+mod requests;
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::io;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use slab::Slab;
+use weir_block::buffer::LARGEST as LARGEST_BUFFER;
+use weir_block::{
+    Action, Buffer, BufferPool, Code, Completion, Destage, ErrorKind, Event, Extent, ExtentState, IoError,
+    Layer, LayerInfo, LayerMeter, Nanos, Outcome, OwnerId, Payload, Reactor, Region, Request, RequestKind,
+    SharedFile, Stream, Tag, Token,
+};
+
+use super::leases::Lease;
+use super::redirect::wire::LARGEST;
+use super::redirect::{ToCoordinator, ToOwner};
+use super::router::{self, Effect, Kind, Route, Router};
+use super::serving::{PIECE, ServedDisk};
+use crate::error::VolumeError;
+use crate::factory::Backing;
+use crate::planted::Planted;
+use link::{Link, LinkError};
+use parts::Part;
+use requests::{Pending, Source};
+
+/// From here on, slots of events are connections, by their number.
+const CONNECTIONS: u32 = 1 << 31;
+/// The slot of a look whether the LUN can be reached again.
+const PROBE: u32 = CONNECTIONS - 1;
+/// Pause between two such looks.
+const PROBE_EVERY: Duration = Duration::from_millis(250);
+/// Pause before what could not be begun is tried again: there was no memory, or no right.
+const RETRY_AFTER: Duration = Duration::from_millis(1);
+/// Bytes of zeroes to write from.
+const ZEROES: usize = 1 << 20;
+
+/// Requests, by their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RouteCounts {
+    /// Parts of requests that this node did on the LUN.
+    pub direct: u64,
+    /// Parts that the coordinator did on the LUN.
+    pub block: u64,
+    /// Requests that the coordinator did through its filesystem.
+    pub file: u64,
+    /// Parts of reads in holes.
+    pub zeroes: u64,
+    /// Requests in more than one part.
+    pub splits: u64,
+}
+
+/// How a disk of a shared volume is used here.
+#[derive(Clone, Copy, Debug)]
+pub struct RoutedOptions {
+    /// Bytes.
+    pub size: u64,
+    /// 512 or 4096.
+    pub logical_block: u32,
+    /// Most requests in flight.
+    pub depth: usize,
+    /// The epoch in which this node owns the disk.
+    pub epoch: u64,
+}
+
+/// A disk of a shared volume, as its owner uses it.
+pub struct RoutedBacking {
+    core: Router,
+    id: OwnerId,
+    info: LayerInfo,
+    depth: usize,
+    epoch: u64,
+    /// This node's path, if it has one.
+    lun: Option<SharedFile>,
+    /// The LUN has refused this node's I/O: it is fenced until it is told otherwise.
+    fenced: bool,
+    /// The time of the next look at the LUN; [`Nanos::NEVER`] while it can be reached, or one is under way.
+    probe_at: Nanos,
+    link: Link,
+    /// Counts the connections to the coordinator.
+    connection: u32,
+    pending: Slab<Pending>,
+    parts: Slab<Part>,
+    /// Makes numbers of requests and parts unique.
+    serial: u32,
+    /// What the router wants, and could not be begun; and when that is tried again.
+    held: VecDeque<Effect>,
+    retry_at: Nanos,
+    ready: Vec<Completion>,
+    dropped: Vec<u64>,
+    /// Until then this node has the right to use the disk.
+    serves_until: Option<Arc<AtomicU64>>,
+    pool: BufferPool,
+    /// When the shard's buffers are exhausted, perhaps by requests that wait for this layer.
+    reserve: BufferPool,
+    /// For what the coordinator sends.
+    incoming: BufferPool,
+    zeroes: Rc<Region>,
+    counts: RouteCounts,
+}
+
+impl RoutedBacking {
+    /// A disk that holds no lease. `lun`: this node's path, open for direct I/O.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn new(
+        reactor: &mut Reactor,
+        lun: Option<std::fs::File>,
+        options: RoutedOptions,
+    ) -> io::Result<RoutedBacking> {
+        let id = reactor.new_owner();
+        let info = LayerInfo {
+            size: options.size,
+            logical_block: options.logical_block,
+            preferred_block: 4096,
+            max_transfer: LARGEST as u32,
+            writable: true,
+            fast_zeroes: true,
+            discards: true,
+        };
+        let mut core = Router::new(PIECE, Planted::default());
+        core.step(router::Event::Path(lun.is_some()), &mut Vec::new());
+        Ok(RoutedBacking {
+            core,
+            id,
+            info,
+            depth: options.depth.max(1),
+            epoch: options.epoch,
+            lun: lun.map(SharedFile::new),
+            fenced: false,
+            probe_at: Nanos::NEVER,
+            link: Link::None,
+            connection: 0,
+            pending: Slab::new(),
+            parts: Slab::new(),
+            serial: 0,
+            held: VecDeque::new(),
+            retry_at: Nanos::NEVER,
+            ready: Vec::new(),
+            dropped: Vec::new(),
+            serves_until: None,
+            pool: reactor.buffers().clone(),
+            reserve: BufferPool::new(LARGEST_BUFFER),
+            incoming: BufferPool::new(LARGEST_BUFFER),
+            zeroes: Rc::new(Region::new(ZEROES)?),
+            counts: RouteCounts::default(),
+        })
+    }
+
+    /// Requests, by their way.
+    #[must_use]
+    pub fn counts(&self) -> RouteCounts {
+        self.counts
+    }
+
+    /// This node reaches the LUN, as far as it knows.
+    #[must_use]
+    pub fn has_path(&self) -> bool {
+        self.core.has_path()
+    }
+
+    /// A coordinator is there.
+    #[must_use]
+    pub fn has_coordinator(&self) -> bool {
+        self.core.has_coordinator()
+    }
+
+    /// The LUN refuses this node's writes: another node has fenced it.
+    #[must_use]
+    pub fn is_fenced(&self) -> bool {
+        self.fenced
+    }
+
+    /// Nothing begins from `until` on (nanoseconds of the shard's clock): this node may have lost the right to use the disk.
+    pub fn limit_to(&mut self, until: Arc<AtomicU64>) {
+        self.serves_until = Some(until);
+    }
+
+    /// A connection to the coordinator on another node.
+    ///
+    /// # Errors
+    /// The socket cannot be used.
+    pub fn connect(&mut self, reactor: &mut Reactor, stream: Stream) -> io::Result<()> {
+        self.disconnect(reactor, None);
+        self.connection += 1;
+        let slot = CONNECTIONS | (self.connection & (CONNECTIONS - 1));
+        self.link = Link::remote(reactor, stream, Token { owner: self.id, slot })?;
+        self.link.send(reactor, ToCoordinator::Hello { epoch: self.epoch });
+        Ok(())
+    }
+
+    /// The coordinator is on this shard. This disk drives its side, too: events of [`ServedDisk::id`] are for
+    /// [`Layer::on_event`] here.
+    pub fn connect_here(&mut self, reactor: &mut Reactor, served: &Rc<RefCell<ServedDisk>>) {
+        self.disconnect(reactor, None);
+        self.link = Link::here(reactor, served);
+        self.link.send(reactor, ToCoordinator::Hello { epoch: self.epoch });
+    }
+
+    /// The connection to the coordinator is gone.
+    pub fn disconnect(&mut self, reactor: &mut Reactor, reason: Option<&LinkError>) {
+        if !self.link.is_there() {
+            return;
+        }
+        if let Some(reason) = reason {
+            tracing::warn!(%reason, "the connection to a volume's coordinator ended");
+        }
+        self.link.close(reactor);
+        self.parts.retain(|_, part| part.route == Route::Direct);
+        self.held.retain(is_direct);
+        self.step(reactor, router::Event::CoordinatorLost);
+    }
+
+    /// Every request goes through the coordinator's filesystem, or does not any more.
+    pub fn go_through_filesystem(&mut self, reactor: &mut Reactor, wanted: bool) {
+        self.step(reactor, router::Event::ThroughFilesystem(wanted));
+    }
+
+    /// The LUN lets this node write again, or its path is another one.
+    pub fn admitted(&mut self, lun: Option<std::fs::File>) {
+        if let Some(lun) = lun {
+            self.lun = Some(SharedFile::new(lun));
+        }
+        self.fenced = false;
+        self.probe_at = Nanos(0);
+    }
+
+    /// Gives everything up that this node holds. [`RoutedBacking::dropped`] has the number when nothing of it is under way.
+    pub fn drop_leases(&mut self, reactor: &mut Reactor, number: u64) {
+        self.disconnect(reactor, None);
+        self.step(reactor, router::Event::Drop(number));
+        self.refuse_held(reactor);
+    }
+
+    /// The numbers of [`RoutedBacking::drop_leases`] that are done.
+    pub fn dropped(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.dropped)
+    }
+
+    /// The disk is closed here: requests fail, but for those that are under way on the LUN.
+    pub fn abandon(&mut self, reactor: &mut Reactor) {
+        self.disconnect(reactor, None);
+        let error = IoError::new(ErrorKind::Retry, Code::ShuttingDown, "a disk of a shared volume");
+        self.step(reactor, router::Event::Abandon(error));
+        self.refuse_held(reactor);
+    }
+
+    /// What was not begun on the LUN is not begun any more.
+    fn refuse_held(&mut self, reactor: &mut Reactor) {
+        for effect in std::mem::take(&mut self.held) {
+            if let Effect::Direct { id, .. } | Effect::Flush { id, .. } = effect {
+                self.step(reactor, router::Event::Answered { id, ok: false });
+            }
+        }
+    }
+
+    fn may_begin(&self, reactor: &Reactor) -> bool {
+        self.serves_until.as_ref().is_none_or(|until| reactor.now().0 < until.load(Ordering::Acquire))
+    }
+
+    fn step(&mut self, reactor: &mut Reactor, event: router::Event) {
+        let mut effects = Vec::new();
+        self.core.step(event, &mut effects);
+        for effect in effects {
+            self.carry_out(reactor, effect);
+        }
+    }
+
+    fn carry_out(&mut self, reactor: &mut Reactor, effect: Effect) {
+        match effect {
+            Effect::Done(id) => self.done(id, Ok(())),
+            Effect::Failed { id, error } => self.done(id, Err(error)),
+            Effect::Dropped(number) => self.dropped.push(number),
+            Effect::RecallDone(number) => self.link.send(reactor, ToCoordinator::RecallDone(number)),
+            Effect::Zeroes { id, range } => self.fill(id, range),
+            Effect::Direct { .. } | Effect::Block { .. } | Effect::File { .. } | Effect::Flush { .. } => {
+                // In order: what was held comes first.
+                if !self.held.is_empty() || !self.try_begin(reactor, effect) {
+                    self.held.push_back(effect);
+                    self.retry_at = self.retry_at.min(reactor.now() + RETRY_AFTER);
+                }
+            }
+        }
+    }
+
+    /// Begins what could not be begun.
+    fn begin_held(&mut self, reactor: &mut Reactor) {
+        self.retry_at = Nanos::NEVER;
+        while let Some(effect) = self.held.pop_front() {
+            if !self.try_begin(reactor, effect) {
+                self.retry_at = reactor.now() + RETRY_AFTER;
+                return self.held.push_front(effect);
+            }
+        }
+    }
+
+    /// `false`: not now.
+    fn try_begin(&mut self, reactor: &mut Reactor, effect: Effect) -> bool {
+        if !self.may_begin(reactor) {
+            return false;
+        }
+        match effect {
+            Effect::Direct { id, piece } => self.begin_direct(reactor, id, piece),
+            Effect::Block { id, piece } => self.begin_block(reactor, id, piece),
+            Effect::Flush { id, route } => self.begin_flush(reactor, id, route),
+            Effect::File { request, gives_up } => {
+                let Some(data) = self.data(request.id, request.range) else { return false };
+                let durable = self.request(request.id).is_some_and(|pending| pending.durable);
+                self.counts.file += 1;
+                self.link.send(reactor, ToCoordinator::Redirected { request, gives_up, durable, data });
+                true
+            }
+            _ => true,
+        }
+    }
+
+    fn take_message(&mut self, reactor: &mut Reactor, message: ToOwner) -> Result<(), LinkError> {
+        match message {
+            ToOwner::Welcome { piece, .. } if piece != PIECE => return Err(LinkError::Piece(piece)),
+            ToOwner::Welcome { .. } => self.step(reactor, router::Event::CoordinatorFound),
+            ToOwner::Answer { id, result, grants, data } => {
+                if let Some(data) = data {
+                    self.take_data(id, None, data)?;
+                } else if result.is_ok() && self.request(id).is_some_and(|one| one.kind == RequestKind::Read)
+                {
+                    return Err(LinkError::NoData);
+                }
+                self.step(reactor, router::Event::Redirected { id, result, grants });
+            }
+            ToOwner::BlockAnswer { id, result, data } => self.block_answered(reactor, id, result, data)?,
+            ToOwner::Flushed { id, result } => self.block_answered(reactor, id, result, None)?,
+            ToOwner::Recall { number, range } => {
+                self.step(reactor, router::Event::Recalled { number, range });
+            }
+            ToOwner::Grant(grants) => self.step(reactor, router::Event::Granted(grants)),
+        }
+        Ok(())
+    }
+
+    fn receive(&mut self, reactor: &mut Reactor) {
+        loop {
+            let received = self.link.receive(reactor, &self.incoming);
+            let messages = match received {
+                Ok(messages) if messages.is_empty() => return,
+                Ok(messages) => messages,
+                Err(error) => return self.disconnect(reactor, Some(&error)),
+            };
+            for message in messages {
+                if let Err(error) = self.take_message(reactor, message) {
+                    return self.disconnect(reactor, Some(&error));
+                }
+            }
+        }
+    }
+
+    /// Looks whether the LUN can be reached again.
+    fn probe(&mut self, reactor: &mut Reactor) {
+        let now = reactor.now();
+        if self.core.has_path() || self.fenced || now < self.probe_at {
+            return;
+        }
+        self.probe_at = Nanos::NEVER;
+        let (Some(lun), Some(buffer)) = (&self.lun, self.reserve.take(4096)) else { return };
+        reactor.read(lun, 0, buffer, Token { owner: self.id, slot: PROBE });
+    }
+
+    fn probed(&mut self, reactor: &mut Reactor, is_there: bool) {
+        if is_there && !self.fenced {
+            self.step(reactor, router::Event::Path(true));
+        } else {
+            self.probe_at = reactor.now() + PROBE_EVERY;
+        }
+    }
+
+    fn extents(&mut self, tag: Tag, offset: u64, length: u64) {
+        const MOST: usize = 64;
+        let mut all: Vec<Extent> = Vec::new();
+        for piece in self.core.leases().of((offset, offset + length)) {
+            let state = match piece.lease {
+                Lease::Hole => ExtentState::Hole,
+                // What the coordinator has not told may be data.
+                _ => ExtentState::Allocated,
+            };
+            let is_full = all.len() == MOST;
+            match all.last_mut() {
+                Some(last) if last.state == state => last.length += piece.end - piece.start,
+                _ if is_full => break,
+                _ => all.push(Extent { offset: piece.start, length: piece.end - piece.start, state }),
+            }
+        }
+        self.ready.push(Completion { tag, result: Ok(Outcome::Extents(all)) });
+    }
+
+    fn accept(&mut self, reactor: &mut Reactor, kind: Kind, range: router::Range, pending: Pending) {
+        self.serial = self.serial.wrapping_add(1);
+        let slot = self.pending.insert(pending);
+        let id = u64::from(self.serial & (u32::MAX >> 1)) << 32 | slot as u64;
+        self.pending[slot].id = id;
+        let request = router::Request { id, kind, range };
+        self.step(reactor, router::Event::Submitted(request));
+    }
+
+    /// The request of an id, if it is not done.
+    fn request(&self, id: u64) -> Option<&Pending> {
+        self.pending.get(id as u32 as usize).filter(|pending| pending.id == id)
+    }
+
+    fn request_mut(&mut self, id: u64) -> Option<&mut Pending> {
+        self.pending.get_mut(id as u32 as usize).filter(|pending| pending.id == id)
+    }
+
+    fn done(&mut self, id: u64, result: Result<(), IoError>) {
+        if self.request(id).is_none() {
+            return;
+        }
+        let Pending { tag, buffer, .. } = self.pending.remove(id as u32 as usize);
+        let outcome = |()| buffer.map_or(Outcome::Done, Outcome::Read);
+        self.ready.push(Completion { tag, result: result.map(outcome) });
+    }
+
+    /// The part of a read that is in a hole.
+    fn fill(&mut self, id: u64, (start, end): router::Range) {
+        self.counts.zeroes += 1;
+        if let Some(pending) = self.request_mut(id)
+            && let Some(buffer) = &mut pending.buffer
+        {
+            buffer.bytes_mut()[(start - pending.offset) as usize..(end - pending.offset) as usize].fill(0);
+        }
+    }
+
+    fn memory(&self, length: usize) -> Option<Buffer> {
+        self.pool.take(length).or_else(|| self.reserve.take(length))
+    }
+}
+
+/// It needs no coordinator.
+fn is_direct(effect: &Effect) -> bool {
+    matches!(effect, Effect::Direct { .. } | Effect::Flush { route: Route::Direct, .. })
+}
+
+impl Layer for RoutedBacking {
+    fn info(&self) -> LayerInfo {
+        self.info
+    }
+
+    fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
+        if self.in_flight() >= self.depth {
+            return false;
+        }
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        kind != RequestKind::Write || self.pool.has_room(bytes) || self.reserve.has_room(bytes)
+    }
+
+    fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        let (offset, length) = request.range();
+        let (kind, tag, range) = (request.kind(), request.tag(), (offset, offset + length));
+        let (route_kind, durable, source, buffer) = match request {
+            Request::Extents { offset, length, .. } => return self.extents(tag, offset, length),
+            Request::Read { buffer, .. } => (Kind::Read, false, Source::None, Some(buffer)),
+            Request::Write { payload: Payload::Given(buffer), fua, .. } => {
+                (Kind::Write, fua, Source::Buffer(Rc::new(buffer)), None)
+            }
+            Request::Write { payload: Payload::Lent(bytes), fua, .. } => {
+                let Some(mut buffer) = self.memory(bytes.len()) else {
+                    let error =
+                        IoError::new(ErrorKind::Retry, Code::NoMemory, "copying a write for the backing");
+                    return self.ready.push(Completion { tag, result: Err(error) });
+                };
+                buffer.bytes_mut().copy_from_slice(bytes);
+                (Kind::Write, fua, Source::Buffer(Rc::new(buffer)), None)
+            }
+            // What stays allocated is written, by whatever way is there.
+            Request::WriteZeroes { fua, may_unmap: false, fast_only: false, .. } => {
+                (Kind::Write, fua, Source::Zeroes, None)
+            }
+            Request::WriteZeroes { fua, .. } | Request::Discard { fua, .. } => {
+                (Kind::Punch, fua, Source::None, None)
+            }
+            Request::Flush { .. } => (Kind::Flush, true, Source::None, None),
+        };
+        let pending = Pending { id: 0, tag, kind, offset, length, durable, source, buffer };
+        self.accept(reactor, route_kind, range, pending);
+    }
+
+    fn on_event(&mut self, reactor: &mut Reactor, event: Event) {
+        if event.token.owner != self.id {
+            return self.link.on_served_event(reactor, event);
+        }
+        match (event.token.slot, event.action) {
+            (slot, Action::Ready(interest)) => self.link.on_event(slot, interest),
+            (PROBE, Action::File { result, .. }) => self.probed(reactor, result == Ok(4096)),
+            (slot, Action::File { result, buffer }) => self.part_ended(reactor, slot, result, buffer),
+        }
+    }
+
+    fn advance(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
+        self.receive(reactor);
+        self.begin_held(reactor);
+        self.probe(reactor);
+        // What was sent to a coordinator here may be answered at once.
+        self.receive(reactor);
+        if let Err(error) = self.link.flush(reactor) {
+            self.disconnect(reactor, Some(&error));
+        }
+        done.append(&mut self.ready);
+    }
+
+    fn deadline(&self) -> Nanos {
+        if !self.ready.is_empty() {
+            return Nanos(0);
+        }
+        let probe = if self.core.has_path() || self.fenced { Nanos::NEVER } else { self.probe_at };
+        probe.min(self.retry_at)
+    }
+
+    fn in_flight(&self) -> usize {
+        self.pending.len() + self.ready.len()
+    }
+
+    fn meters(&self, _out: &mut Vec<LayerMeter>) {}
+}
+
+impl Destage for RoutedBacking {
+    fn write_gather(
+        &mut self,
+        reactor: &mut Reactor,
+        tag: Tag,
+        offset: u64,
+        region: Rc<Region>,
+        pieces: Vec<(usize, usize)>,
+    ) {
+        let length: usize = pieces.iter().map(|piece| piece.1).sum();
+        let (length, source) = (length as u64, Source::Gather(region, pieces));
+        let kind = RequestKind::Write;
+        let pending = Pending { id: 0, tag, kind, offset, length, durable: false, source, buffer: None };
+        self.accept(reactor, Kind::Write, (offset, offset + length), pending);
+    }
+}
+
+impl Backing for RoutedBacking {
+    fn owner(&self) -> OwnerId {
+        self.id
+    }
+
+    fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
+        self.info.size = size;
+        Ok(())
+    }
+}

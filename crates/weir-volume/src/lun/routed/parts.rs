@@ -1,0 +1,151 @@
+//! Parts of requests on the LUN, by this node or by the coordinator.
+
+use weir_block::{Buffer, IoError, Reactor, RequestKind, Token};
+
+use super::link::LinkError;
+use super::{PROBE_EVERY, RoutedBacking};
+use crate::lun::leases::{Lease, Piece};
+use crate::lun::redirect::ToCoordinator;
+use crate::lun::router::{self, Kind, Route};
+
+/// Tells numbers of parts from those of requests, in messages.
+const OF_PART: u64 = 1 << 63;
+
+/// A part that is under way.
+#[derive(Debug)]
+pub struct Part {
+    /// Its request.
+    pub id: u64,
+    /// Its bytes; empty for a flush.
+    pub range: router::Range,
+    pub route: Route,
+    /// In messages.
+    number: u64,
+    /// Of a read: the buffer is the whole request's.
+    is_whole: bool,
+}
+
+impl RoutedBacking {
+    fn insert(&mut self, id: u64, range: router::Range, route: Route, is_whole: bool) -> (u32, u64) {
+        self.serial = self.serial.wrapping_add(1);
+        let slot = self.parts.insert(Part { id, range, route, number: 0, is_whole });
+        let number = OF_PART | u64::from(self.serial & (u32::MAX >> 1)) << 32 | slot as u64;
+        self.parts[slot].number = number;
+        (slot as u32, number)
+    }
+
+    fn is_whole(&self, id: u64, piece: Piece) -> bool {
+        self.request(id).is_some_and(|pending| piece.end - piece.start == pending.length)
+    }
+
+    pub(super) fn begin_direct(&mut self, reactor: &mut Reactor, id: u64, piece: Piece) -> bool {
+        let (Some(lun), Lease::ReadWrite(at) | Lease::ReadOnly(at)) = (self.lun.clone(), piece.lease) else {
+            self.step(reactor, router::Event::Answered { id, ok: false });
+            return true;
+        };
+        let (range, is_whole) = ((piece.start, piece.end), self.is_whole(id, piece));
+        let Some(pending) = self.request(id) else { return true };
+        if pending.kind == RequestKind::Read {
+            let own = if is_whole { self.request_mut(id).and_then(|one| one.buffer.take()) } else { None };
+            let Some(buffer) = own.or_else(|| self.memory((range.1 - range.0) as usize)) else {
+                return false;
+            };
+            let (slot, _) = self.insert(id, range, Route::Direct, is_whole);
+            reactor.read(&lun, at, buffer, Token { owner: self.id, slot });
+        } else {
+            let (durable, source) = (pending.durable, pending.source_of(range, &self.zeroes));
+            let (slot, _) = self.insert(id, range, Route::Direct, is_whole);
+            let token = Token { owner: self.id, slot };
+            match durable {
+                true => reactor.write_durable(&lun, at, source, token),
+                false => reactor.write(&lun, at, source, token),
+            }
+        }
+        self.counts.direct += 1;
+        self.counts.splits += u64::from(!is_whole);
+        true
+    }
+
+    pub(super) fn begin_block(&mut self, reactor: &mut Reactor, id: u64, piece: Piece) -> bool {
+        let range = (piece.start, piece.end);
+        let Some(data) = self.data(id, range) else { return false };
+        let Some(pending) = self.request(id) else { return true };
+        let (durable, kind) = (pending.durable, pending.kind);
+        let kind = if kind == RequestKind::Read { Kind::Read } else { Kind::Write };
+        let (_, number) = self.insert(id, range, Route::Block, false);
+        self.counts.block += 1;
+        self.link.send(reactor, ToCoordinator::Block { id: number, kind, piece, durable, data });
+        true
+    }
+
+    pub(super) fn begin_flush(&mut self, reactor: &mut Reactor, id: u64, route: Route) -> bool {
+        let (slot, number) = self.insert(id, (0, 0), route, true);
+        match (route, &self.lun) {
+            (Route::Direct, Some(lun)) => reactor.sync(lun, Token { owner: self.id, slot }),
+            (Route::Direct, None) => {
+                self.parts.remove(slot as usize);
+                self.step(reactor, router::Event::Answered { id, ok: false });
+            }
+            (Route::Block | Route::File, _) => self.link.send(reactor, ToCoordinator::Flush(number)),
+        }
+        true
+    }
+
+    /// I/O of this node has ended.
+    pub(super) fn part_ended(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: u32,
+        result: Result<u64, i32>,
+        buffer: Option<Buffer>,
+    ) {
+        let Some(part) = self.parts.try_remove(slot as usize) else { return };
+        let Part { id, range, is_whole, .. } = part;
+        let length = range.1 - range.0;
+        let mut ok = result.is_ok();
+        if let (Some(buffer), Some(pending)) = (buffer, self.request_mut(id)) {
+            ok &= result == Ok(length);
+            match &mut pending.buffer {
+                whole @ None if is_whole => *whole = Some(buffer),
+                Some(whole) if ok => {
+                    let start = (range.0 - pending.offset) as usize;
+                    whole.bytes_mut()[start..start + buffer.len()].copy_from_slice(buffer.bytes());
+                }
+                Some(_) | None => {}
+            }
+        }
+        if let Err(errno) = result {
+            let error = IoError::from_errno(errno, "direct I/O on a shared LUN");
+            tracing::warn!(%error, "this node's path to a shared LUN has failed");
+            // Read-only, and "invalid exchange" of a reservation.
+            self.fenced |= matches!(errno, libc::EPERM | libc::EACCES | libc::EROFS | libc::EBADE);
+        }
+        if !ok {
+            self.probe_at = reactor.now() + PROBE_EVERY;
+        }
+        self.step(reactor, router::Event::Answered { id, ok });
+    }
+
+    /// I/O of the coordinator for this node has ended, or a flush.
+    pub(super) fn block_answered(
+        &mut self,
+        reactor: &mut Reactor,
+        number: u64,
+        result: Result<(), IoError>,
+        data: Option<Buffer>,
+    ) -> Result<(), LinkError> {
+        let slot = number as u32 as usize;
+        if self.parts.get(slot).is_none_or(|part| part.number != number) {
+            return Err(LinkError::Unknown);
+        }
+        let Part { id, range, .. } = self.parts.remove(slot);
+        let is_read = self.request(id).is_some_and(|pending| pending.kind == RequestKind::Read);
+        match data {
+            Some(data) => self.take_data(id, Some(range), data)?,
+            None if is_read && result.is_ok() => return Err(LinkError::NoData),
+            None => {}
+        }
+        self.step(reactor, router::Event::Answered { id, ok: result.is_ok() });
+        Ok(())
+    }
+}

@@ -1,0 +1,92 @@
+//! A disk's file and the LUN, opened for the coordinator: that blocks, so a thread does it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::file_work::WorkFile;
+use crate::lun::filesystem::space::Zeroes;
+use crate::lun::filesystem::{FilesystemError, Kind, Mounted};
+
+/// `_IOR('X', 31, struct fsxattr)`, `_IOW('X', 32, struct fsxattr)` (Linux, `include/uapi/linux/fs.h`).
+const FS_IOC_FSGETXATTR: libc::Ioctl = 0x801C_581F_u32 as libc::Ioctl;
+const FS_IOC_FSSETXATTR: libc::Ioctl = 0x401C_5820_u32 as libc::Ioctl;
+const FS_XFLAG_COWEXTSIZE: u32 = 0x0001_0000;
+
+/// Bytes that XFS copies around a write to shared blocks. With its default of 128 KiB it keeps what it has allocated for the neighbours: they
+/// look written and unshared, and the next write there moves them (`VOLUME.md` §1).
+const COPY: u32 = 4096;
+
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    flags: u32,
+    extent_size: u32,
+    extents: u32,
+    project: u32,
+    copy_extent_size: u32,
+    zero: [u8; 8],
+}
+
+/// A disk of a volume that this node coordinates, before it is on a shard.
+pub struct OpenedDisk {
+    pub(super) mounted: Arc<Mounted>,
+    /// For threads, and for the shard.
+    pub(super) work: Arc<WorkFile>,
+    pub(super) file: File,
+    /// This node's own path, for nodes that have none.
+    pub(super) lun: File,
+    /// Bytes.
+    pub(super) size: u64,
+}
+
+impl OpenedDisk {
+    /// Opens the file of a disk in the filesystem's root directory, and the LUN. Blocks.
+    ///
+    /// # Errors
+    /// [`FilesystemError`].
+    pub fn open(mounted: &Arc<Mounted>, name: &str) -> Result<OpenedDisk, FilesystemError> {
+        let file = mounted.open(name)?;
+        let path = mounted.lun().join(name);
+        let failed = |action| FilesystemError::system(action, &path);
+        if mounted.superblock().kind == Kind::Xfs && mounted.superblock().reflink {
+            set_copy_size(&file).map_err(failed("set the copy-on-write size of"))?;
+        }
+        let size = file.metadata().map_err(failed("examine"))?.len();
+        let second = file.try_clone().map_err(failed("open"))?;
+        let lun = open_lun(mounted.lun(), true)?;
+        let work = Arc::new(WorkFile { file: second, path: path.clone(), zeroes: Zeroes::default() });
+        Ok(OpenedDisk { mounted: Arc::clone(mounted), work, file, lun, size })
+    }
+}
+
+/// Opens a LUN for direct I/O beside its mount. Blocks.
+///
+/// # Errors
+/// [`FilesystemError::System`].
+pub fn open_lun(path: &Path, writable: bool) -> Result<File, FilesystemError> {
+    let flags = libc::O_DIRECT | libc::O_CLOEXEC;
+    let opened = OpenOptions::new().read(true).write(writable).custom_flags(flags).open(path);
+    opened.map_err(FilesystemError::system("open", path))
+}
+
+fn set_copy_size(file: &File) -> io::Result<()> {
+    let mut attributes = Attributes::default();
+    // SAFETY: the kernel writes one structure.
+    if unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FSGETXATTR, &raw mut attributes) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if attributes.copy_extent_size == COPY {
+        return Ok(());
+    }
+    attributes.flags |= FS_XFLAG_COWEXTSIZE;
+    attributes.copy_extent_size = COPY;
+    // SAFETY: the kernel reads one structure.
+    match unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_FSSETXATTR, &raw const attributes) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}

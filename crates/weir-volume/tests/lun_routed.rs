@@ -1,0 +1,564 @@
+//! A disk of a shared volume under load: its owner on one path to a LUN, the coordinator with a real ext4 or XFS on another, and faults.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{LoopDevice, run};
+use weir_block::{
+    Completion, Destage, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, Region, Request,
+    RequestKind, Tag,
+};
+use weir_volume::lun::filesystem::Mounted;
+use weir_volume::lun::filesystem::mount::exclusive;
+use weir_volume::lun::routed::{RouteCounts, RoutedBacking, RoutedOptions};
+use weir_volume::lun::serving::{OpenedDisk, ServedDisk, open_lun};
+
+const MIB: u64 = 1 << 20;
+const BLOCK: u64 = 4096;
+const LUN: u64 = 600 * MIB;
+const EXT4: &str = "mkfs.ext4 -q -F -b 4096";
+const XFS: &str = "mkfs.xfs -q -f";
+const SOON: Duration = Duration::from_secs(60);
+
+/// `_IOR('X', 125, __u32)`: `XFS_IOC_GOINGDOWN`, `EXT4_IOC_SHUTDOWN`.
+const GOINGDOWN: libc::Ioctl = 0x8004_587D_u32 as libc::Ioctl;
+/// Nothing more is written, not even the log.
+static NOLOGFLUSH: u32 = 2;
+/// `_IO(0x12, 93)`.
+const BLKROSET: libc::Ioctl = 0x125D;
+/// `_IOW(0x94, 9, int)`.
+const FICLONE: libc::Ioctl = 0x4004_9409_u32 as libc::Ioctl;
+
+/// How the owner reaches the coordinator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    Here,
+    Remote,
+}
+
+/// A request of the client.
+struct Asked {
+    kind: RequestKind,
+    blocks: std::ops::Range<u64>,
+    version: u64,
+    /// Of a read: versions that each block may have had since.
+    allowed: Vec<Vec<u64>>,
+}
+
+struct World {
+    // Dropped first: it waits for operations in flight.
+    reactor: Reactor,
+    owner: RoutedBacking,
+    served: Option<Rc<RefCell<ServedDisk>>>,
+    mounted: Option<Arc<Mounted>>,
+    way: Way,
+    coordinator: LoopDevice,
+    path: LoopDevice,
+    epoch: u64,
+    size: u64,
+    events: Vec<Event>,
+    done: Vec<Completion>,
+    asked: BTreeMap<u64, Asked>,
+    next: u64,
+    /// Versions that each block may have: the last is the newest, and before it those that are not surely overwritten.
+    versions: Vec<Vec<u64>>,
+    region: Rc<Region>,
+    rng: fastrand::Rng,
+    clones: Vec<(String, Vec<u64>)>,
+    change: u64,
+    errors: Vec<IoError>,
+}
+
+impl World {
+    fn new(format: &str, size: u64, way: Way, has_path: bool, seed: u64) -> Option<World> {
+        let coordinator = LoopDevice::new(LUN)?;
+        let mut words = format.split(' ');
+        run(Command::new(words.next().unwrap()).args(words).arg(&coordinator.device));
+        let path = coordinator.second_path();
+        let mounted = Arc::new(Mounted::new(&coordinator.device).unwrap());
+        mounted.create("disk").unwrap().set_len(size).unwrap();
+        mounted.sync().unwrap();
+        let mut reactor = common::reactor(Engine::Auto);
+        let lun = has_path.then(|| open_lun(&path.device, true).unwrap());
+        let options = RoutedOptions { size, logical_block: 4096, depth: 64, epoch: 7 };
+        let owner = RoutedBacking::new(&mut reactor, lun, options).unwrap();
+        let mut world = World {
+            reactor,
+            owner,
+            served: None,
+            mounted: Some(mounted),
+            way,
+            coordinator,
+            path,
+            epoch: 1,
+            size,
+            events: Vec::new(),
+            done: Vec::new(),
+            asked: BTreeMap::new(),
+            next: 0,
+            versions: vec![vec![0]; (size / BLOCK) as usize],
+            region: Rc::new(Region::new(4 << 20).unwrap()),
+            rng: fastrand::Rng::with_seed(seed),
+            clones: Vec::new(),
+            change: 0,
+            errors: Vec::new(),
+        };
+        world.serve(false);
+        world.connect();
+        Some(world)
+    }
+
+    /// This node coordinates.
+    fn serve(&mut self, has_owner: bool) {
+        let opened = OpenedDisk::open(self.mounted.as_ref().unwrap(), "disk").unwrap();
+        let owner = has_owner.then_some(7);
+        let served = ServedDisk::new(&mut self.reactor, opened, self.epoch, owner).unwrap();
+        self.served = Some(Rc::new(RefCell::new(served)));
+    }
+
+    fn connect(&mut self) {
+        let served = Rc::clone(self.served.as_ref().unwrap());
+        if self.way == Way::Here {
+            return self.owner.connect_here(&mut self.reactor, &served);
+        }
+        let (mine, other) = UnixStream::pair().unwrap();
+        served.borrow_mut().connect(&mut self.reactor, other.into()).unwrap();
+        self.owner.connect(&mut self.reactor, mine.into()).unwrap();
+    }
+
+    fn disconnect(&mut self) {
+        self.owner.disconnect(&mut self.reactor, None);
+    }
+
+    fn turn(&mut self) {
+        self.owner.advance(&mut self.reactor, &mut self.done);
+        if let Some(served) = &self.served {
+            served.borrow_mut().advance(&mut self.reactor);
+        }
+        for completion in std::mem::take(&mut self.done) {
+            self.completed(completion);
+        }
+        let soon = self.reactor.now() + Duration::from_millis(1);
+        let deadline = self.owner.deadline().min(soon);
+        self.reactor.wait(deadline, &mut self.events).unwrap();
+        for event in std::mem::take(&mut self.events) {
+            match &self.served {
+                Some(served) if event.token.owner == served.borrow().id() => {
+                    served.borrow_mut().on_event(&mut self.reactor, event);
+                }
+                _ => self.owner.on_event(&mut self.reactor, event),
+            }
+        }
+    }
+
+    fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut World) -> bool) {
+        let deadline = Nanos::now() + SOON;
+        while !is_so(self) {
+            assert!(Nanos::now() < deadline, "{what}: {} in flight", self.asked.len());
+            self.turn();
+        }
+    }
+
+    fn drain(&mut self) {
+        self.until("requests do not end", |world| world.asked.is_empty());
+    }
+
+    fn ask(&mut self, kind: RequestKind, blocks: std::ops::Range<u64>) {
+        self.next += 1;
+        let (version, tag) = (self.next, Tag(self.next));
+        let (offset, length) = (blocks.start * BLOCK, (blocks.end - blocks.start) * BLOCK);
+        let range = blocks.start as usize..blocks.end as usize;
+        let allowed = match kind {
+            RequestKind::Read => self.versions[range.clone()].to_vec(),
+            _ => Vec::new(),
+        };
+        if kind.changes_data() {
+            let kept = if kind == RequestKind::Write { version } else { version | ZERO };
+            self.versions[range].iter_mut().for_each(|versions| versions.push(kept));
+            for asked in self.asked.values_mut().filter(|asked| asked.kind == RequestKind::Read) {
+                let reads = asked.blocks.clone();
+                for block in blocks.clone().filter(|block| reads.contains(block)) {
+                    asked.allowed[(block - reads.start) as usize].push(kept);
+                }
+            }
+        }
+        self.asked.insert(version, Asked { kind, blocks: blocks.clone(), version, allowed });
+        let reactor = &mut self.reactor;
+        let fua = version.is_multiple_of(5);
+        match kind {
+            RequestKind::Read => {
+                let buffer = reactor.buffers().take(length as usize).unwrap();
+                self.owner.submit(reactor, Request::Read { tag, offset, buffer });
+            }
+            RequestKind::Write if version.is_multiple_of(3) && length <= MIB => {
+                // As the destage does: pieces of memory that are one run of the disk. Each place is used again after 4 requests.
+                let place = (version / 3 % 4) as usize * MIB as usize;
+                if self.asked.values().any(|one| one.version != version && one.version % 12 == version % 12) {
+                    let bytes = content(&blocks, version);
+                    let payload = Payload::Lent(&bytes);
+                    return self.owner.submit(reactor, Request::Write { tag, offset, payload, fua });
+                }
+                self.region.copy_in(place, &content(&blocks, version));
+                let half = (length / 2) as usize / BLOCK as usize * BLOCK as usize;
+                let pieces = [(place, half), (place + half, length as usize - half)];
+                let pieces = pieces.into_iter().filter(|piece| piece.1 > 0).collect();
+                self.owner.write_gather(reactor, tag, offset, Rc::clone(&self.region), pieces);
+            }
+            RequestKind::Write => {
+                let mut buffer = reactor.buffers().take(length as usize).unwrap();
+                buffer.bytes_mut().copy_from_slice(&content(&blocks, version));
+                let payload = Payload::Given(buffer);
+                self.owner.submit(reactor, Request::Write { tag, offset, payload, fua });
+            }
+            RequestKind::WriteZeroes => {
+                let may_unmap = version.is_multiple_of(2);
+                self.owner.submit(
+                    reactor,
+                    Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only: false },
+                );
+            }
+            RequestKind::Discard => {
+                self.owner.submit(reactor, Request::Discard { tag, offset, length, fua });
+            }
+            RequestKind::Flush => self.owner.submit(reactor, Request::Flush { tag }),
+            RequestKind::Extents => unreachable!("not asked here"),
+        }
+    }
+
+    fn completed(&mut self, Completion { tag, result }: Completion) {
+        let Asked { kind, blocks, version, allowed } = self.asked.remove(&tag.0).unwrap();
+        let outcome = match result {
+            Ok(outcome) => outcome,
+            Err(error) => return self.errors.push(error),
+        };
+        if let (RequestKind::Read, Outcome::Read(buffer)) = (kind, &outcome) {
+            for (block, allowed) in blocks.clone().zip(allowed) {
+                let at = ((block - blocks.start) * BLOCK) as usize;
+                let found = version_of(block, &buffer.bytes()[at..at + BLOCK as usize]);
+                let is_allowed = allowed.iter().any(|one| shown(*one) == found);
+                assert!(is_allowed, "read {version} of block {block}: version {found}, not of {allowed:?}");
+            }
+        } else if kind.changes_data() {
+            // What was asked for before and overlaps was done before.
+            for versions in &mut self.versions[blocks.start as usize..blocks.end as usize] {
+                let own = versions.iter().position(|one| one & !ZERO == version);
+                if let Some(own) = own {
+                    versions.drain(..own);
+                }
+            }
+        }
+    }
+
+    /// A request of a random kind within the first blocks.
+    fn ask_any(&mut self, blocks: u64) {
+        let start = self.rng.u64(0..blocks);
+        let most = if self.rng.u8(0..10) == 0 { 400 } else { 8 };
+        let end = (start + self.rng.u64(1..=most)).min(blocks);
+        let kind = match self.rng.u8(0..40) {
+            0..14 => RequestKind::Read,
+            14..36 => RequestKind::Write,
+            36 => RequestKind::WriteZeroes,
+            37 => RequestKind::Discard,
+            _ => RequestKind::Flush,
+        };
+        match kind {
+            RequestKind::Flush => self.ask(kind, 0..0),
+            _ => self.ask(kind, start..end),
+        }
+    }
+
+    /// Requests at a depth, with `fault` now and then.
+    fn load(&mut self, requests: u64, blocks: u64, mut fault: impl FnMut(&mut World)) {
+        let end = self.next + requests;
+        while self.next < end {
+            while self.asked.len() < 24 && self.next < end {
+                self.ask_any(blocks);
+                fault(self);
+            }
+            self.turn();
+        }
+    }
+
+    /// Reads all of it.
+    fn read_all(&mut self) {
+        for start in (0..self.size / BLOCK).step_by(256) {
+            self.ask(RequestKind::Read, start..(start + 256).min(self.size / BLOCK));
+            self.until("reads do not end", |world| world.asked.len() < 24);
+        }
+        self.drain();
+    }
+
+    fn set_path(&mut self, is_there: bool) {
+        let device = File::open(&self.path.device).unwrap();
+        let read_only = libc::c_int::from(!is_there);
+        // SAFETY: the kernel reads a number that outlives the call.
+        let answer = unsafe { libc::ioctl(device.as_raw_fd(), BLKROSET, &raw const read_only) };
+        assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
+        if is_there {
+            self.owner.admitted(None);
+        }
+    }
+
+    /// As when its host crashes: the filesystem writes nothing more.
+    fn crash_coordinator(&mut self) {
+        self.disconnect();
+        let file = self.mounted.as_ref().unwrap().open("disk").unwrap();
+        // SAFETY: the kernel reads a number that outlives the call.
+        let answer = unsafe { libc::ioctl(file.as_raw_fd(), GOINGDOWN, &raw const NOLOGFLUSH) };
+        assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
+        drop(file);
+        self.end_coordinator();
+    }
+
+    fn end_coordinator(&mut self) {
+        self.served.as_ref().unwrap().borrow_mut().stop(&mut self.reactor);
+        self.until("the coordinator does not stop", |world| {
+            world.served.as_ref().unwrap().borrow().is_over()
+        });
+        self.disconnect();
+        self.served = None;
+        let mounted = self.mounted.take().unwrap();
+        assert_eq!(Arc::strong_count(&mounted), 1);
+        drop(mounted);
+    }
+
+    fn mount_again(&mut self) {
+        exclusive(&self.coordinator.device).unwrap();
+        self.mounted = Some(Arc::new(Mounted::new(&self.coordinator.device).unwrap()));
+        self.epoch += 1;
+        self.serve(true);
+        self.connect();
+    }
+
+    /// Clones the disk, with the load going on.
+    fn clone_disk(&mut self) {
+        self.change += 1;
+        let (change, name) = (self.change, format!("clone-{}", self.change));
+        let clone = self.mounted.as_ref().unwrap().create(&name).unwrap();
+        let served = Rc::clone(self.served.as_ref().unwrap());
+        let range = (0, self.size);
+        served.borrow_mut().change(
+            &mut self.reactor,
+            change,
+            range,
+            Box::new(move |disk| {
+                // SAFETY: two descriptors.
+                match unsafe { libc::ioctl(clone.as_raw_fd(), FICLONE, disk.as_raw_fd()) } {
+                    0 => Ok(()),
+                    _ => Err(std::io::Error::last_os_error()),
+                }
+            }),
+        );
+        self.until("a clone is not made", |_| {
+            let changed = served.borrow_mut().changed();
+            changed.iter().for_each(|(_, result)| result.unwrap());
+            !changed.is_empty()
+        });
+        let versions = self.file_versions(&name);
+        self.clones.push((name, versions));
+    }
+
+    /// What a file has, through the filesystem.
+    fn file_versions(&self, name: &str) -> Vec<u64> {
+        let file = self.mounted.as_ref().unwrap().open(name).unwrap();
+        let mut buffer = self.reactor.buffers().take(MIB as usize).unwrap();
+        let mut versions = Vec::new();
+        for start in (0..self.size).step_by(MIB as usize) {
+            let length = MIB.min(self.size - start) as usize;
+            file.read_exact_at(&mut buffer.bytes_mut()[..length], start).unwrap();
+            let blocks = buffer.bytes()[..length].chunks(BLOCK as usize);
+            versions.extend((start / BLOCK..).zip(blocks).map(|(block, bytes)| version_of(block, bytes)));
+        }
+        versions
+    }
+
+    /// Everything that was acknowledged is in the file, no clone has changed, and the filesystem is clean.
+    fn end(mut self) -> RouteCounts {
+        self.drain();
+        self.ask(RequestKind::Flush, 0..0);
+        self.drain();
+        assert_eq!(self.errors, []);
+        self.read_all();
+        let counts = self.owner.counts();
+        let found = self.file_versions("disk");
+        for (block, (found, allowed)) in found.into_iter().zip(&self.versions).enumerate() {
+            assert!(
+                allowed.iter().any(|one| shown(*one) == found),
+                "block {block} of the file: version {found}, not of {allowed:?}"
+            );
+        }
+        for (name, versions) in &self.clones {
+            assert!(self.file_versions(name) == *versions, "{name} has changed");
+        }
+        self.end_coordinator();
+        check_filesystem(&self.coordinator.device);
+        counts
+    }
+}
+
+fn check_filesystem(device: &Path) {
+    let kind = Command::new("blkid").args(["-s", "TYPE", "-o", "value"]).arg(device).output().unwrap();
+    match String::from_utf8(kind.stdout).unwrap().trim() {
+        "ext4" => run(Command::new("e2fsck").arg("-fn").arg(device)),
+        _ => run(Command::new("xfs_repair").arg("-n").arg(device)),
+    }
+}
+
+/// A version that is zeroes.
+const ZERO: u64 = 1 << 63;
+
+/// What a block of this version shows.
+fn shown(version: u64) -> u64 {
+    if version & ZERO != 0 { 0 } else { version }
+}
+
+fn content(blocks: &std::ops::Range<u64>, version: u64) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(((blocks.end - blocks.start) * BLOCK) as usize);
+    for block in blocks.clone() {
+        for at in 0..BLOCK / 16 {
+            bytes.extend_from_slice(&version.to_le_bytes());
+            bytes.extend_from_slice(&(block << 16 | at).to_le_bytes());
+        }
+    }
+    bytes
+}
+
+/// The version of a block; 0: zeroes. All of it is of one version, and of this block.
+fn version_of(block: u64, bytes: &[u8]) -> u64 {
+    let version = u64::from_le_bytes(bytes[..8].try_into().unwrap());
+    let expected = if version == 0 { vec![0; BLOCK as usize] } else { content(&(block..block + 1), version) };
+    assert!(bytes == expected, "block {block} is torn, or another block's, or of no version ({version})");
+    version
+}
+
+const SEED: u64 = 42;
+
+#[test]
+fn writes_into_holes_are_redirected_and_soon_direct() {
+    for format in [EXT4, XFS] {
+        for way in [Way::Here, Way::Remote] {
+            let Some(mut world) = World::new(format, 64 * MIB, way, true, SEED) else { return };
+            for block in 0..4096 {
+                world.ask(RequestKind::Write, block..block + 1);
+                world.until("no room", |world| world.asked.len() < 32);
+            }
+            world.drain();
+            let before = world.owner.counts();
+            for block in (0..4096).rev() {
+                world.ask(RequestKind::Write, block..block + 1);
+                world.until("no room", |world| world.asked.len() < 32);
+            }
+            world.drain();
+            let after = world.owner.counts();
+            assert_eq!(after.file, before.file, "{format} {way:?}: every block is the owner's by now");
+            assert!(before.file < 3000, "{format} {way:?}: {before:?}");
+            world.end();
+        }
+    }
+}
+
+#[test]
+fn every_answer_is_true_whatever_breaks() {
+    for format in [EXT4, XFS] {
+        for way in [Way::Here, Way::Remote] {
+            let size = 48 * MIB;
+            let Some(mut world) = World::new(format, size, way, true, SEED) else { return };
+            let mut is_there = true;
+            world.load(12_000, size / BLOCK, |world| match world.rng.u16(0..1500) {
+                0 => {
+                    world.disconnect();
+                    world.connect();
+                }
+                1 => {
+                    is_there = !is_there;
+                    world.set_path(is_there);
+                }
+                2 => {
+                    world.crash_coordinator();
+                    world.mount_again();
+                }
+                3 if format == XFS && world.clones.len() < 4 => world.clone_disk(),
+                _ => {}
+            });
+            world.set_path(true);
+            let counts = world.end();
+            println!("{format} {way:?}: {counts:?}");
+            let all = [counts.direct, counts.file, counts.zeroes, counts.splits];
+            assert!(all.iter().all(|count| *count > 20), "{counts:?}");
+        }
+    }
+}
+
+#[test]
+fn a_node_without_a_path_reaches_its_blocks_through_the_coordinator() {
+    for format in [EXT4, XFS] {
+        let Some(mut world) = World::new(format, 32 * MIB, Way::Remote, false, SEED) else { return };
+        world.load(4_000, 32 * MIB / BLOCK, |world| {
+            if world.rng.u16(0..1000) == 0 {
+                world.disconnect();
+                world.connect();
+            }
+        });
+        let counts = world.end();
+        println!("{format}: {counts:?}");
+        assert!(counts.direct == 0 && counts.block > 500 && counts.file > 100, "{counts:?}");
+    }
+}
+
+#[test]
+fn direct_io_goes_on_while_nobody_coordinates() {
+    for format in [EXT4, XFS] {
+        let Some(mut world) = World::new(format, 16 * MIB, Way::Remote, true, SEED) else { return };
+        for block in 0..512 {
+            world.ask(RequestKind::Write, block..block + 1);
+        }
+        world.drain();
+        world.until("nothing is granted", |world| {
+            let before = world.owner.counts().file;
+            world.ask(RequestKind::Write, 7..8);
+            world.drain();
+            world.owner.counts().file == before
+        });
+        world.crash_coordinator();
+        // Writes to its own blocks, also those next to what waits.
+        world.ask(RequestKind::Discard, 2000..2001);
+        for block in 0..512 {
+            world.ask(RequestKind::Write, block..block + 1);
+        }
+        world.until("direct writes wait", |world| world.asked.len() == 1);
+        world.mount_again();
+        world.drain();
+        world.end();
+    }
+}
+
+#[test]
+fn a_former_owner_is_turned_away() {
+    let Some(mut world) = World::new(XFS, 16 * MIB, Way::Remote, true, SEED) else { return };
+    world.until("no coordinator", |world| world.owner.has_coordinator());
+    let served = Rc::clone(world.served.as_ref().unwrap());
+    served.borrow_mut().owner_is(&mut world.reactor, 8);
+    world.until("the connection stays", |world| !world.owner.has_coordinator());
+    world.connect();
+    for _ in 0..200 {
+        world.turn();
+    }
+    assert!(!world.owner.has_coordinator(), "epoch 7 counts no more");
+    world.ask(RequestKind::Write, 0..1);
+    world.turn();
+    world.owner.abandon(&mut world.reactor);
+    world.until("a closed disk has requests in flight", |world| world.asked.is_empty());
+    assert_eq!(world.errors.len(), 1);
+}
