@@ -1,3 +1,4 @@
+#![cfg_attr(test, allow(clippy::unwrap_used))]
 //! Backings, and the volumes that hold disks.
 //!
 //! A *backing* is the lowest layer of a disk ([`Backing`]); [`BackingKind`] opens one of any kind, for example a file or a block

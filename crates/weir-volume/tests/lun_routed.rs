@@ -475,8 +475,8 @@ fn every_answer_is_true_whatever_breaks() {
         for way in [Way::Here, Way::Remote] {
             let size = 48 * MIB;
             let Some(mut world) = World::new(format, size, way, true, SEED) else { return };
-            let mut is_there = true;
-            world.load(12_000, size / BLOCK, |world| match world.rng.u16(0..1500) {
+            let (mut is_there, mut through) = (true, false);
+            world.load(8_000, size / BLOCK, |world| match world.rng.u16(0..1500) {
                 0 => {
                     world.disconnect();
                     world.connect();
@@ -490,6 +490,11 @@ fn every_answer_is_true_whatever_breaks() {
                     world.mount_again();
                 }
                 3 if format == XFS && world.clones.len() < 4 => world.clone_disk(),
+                4 => {
+                    through = !through;
+                    let World { owner, reactor, .. } = world;
+                    owner.go_through_filesystem(reactor, through);
+                }
                 _ => {}
             });
             world.set_path(true);

@@ -261,7 +261,7 @@ impl World {
                     let kind = self.kind_of(id);
                     self.begin_io(id, kind, piece, None);
                 }
-                router::Effect::Block { id, piece } => {
+                router::Effect::Block { id, piece, .. } => {
                     self.counts.block += 1;
                     let kind = self.kind_of(id);
                     self.to_coordinator.push_back(ToCoordinator::Block { id, kind, piece });

@@ -92,7 +92,7 @@ pub enum Event {
     CoordinatorFound,
     /// This node reaches the LUN, or does not. After a failure it does not, until this says so.
     Path(bool),
-    /// The operator wants every request to go through the coordinator's filesystem, or does not any more.
+    /// The operator wants every request to go through the coordinator's filesystem, or does not any more. Holes are read as zeroes here.
     ThroughFilesystem(bool),
     /// This node is fenced, or is to be admitted again: its leases may be another's by now. Answered by [`Effect::Dropped`]. The
     /// connection to the coordinator is gone, too.
@@ -118,6 +118,8 @@ pub enum Effect {
         id: u64,
         /// The part of it, and where it is on the LUN.
         piece: Piece,
+        /// By the file, because the operator wants that. It changes no layout: the file has these blocks, and for a write alone.
+        by_file: bool,
     },
     /// The part of a read that is in a hole.
     Zeroes {
@@ -436,9 +438,6 @@ impl Router {
         if request.kind == Kind::Flush {
             return if self.path { Route::Direct } else { Route::Block };
         }
-        if self.through_filesystem {
-            return Route::File;
-        }
         let on_lun = |piece: Piece| match (request.kind, piece.lease) {
             (Kind::Read, lease) => lease != Lease::Nothing,
             (Kind::Write, lease) => matches!(lease, Lease::ReadWrite(_)),
@@ -446,7 +445,8 @@ impl Router {
         };
         let is_hole = |piece: Piece| request.kind == Kind::Read && piece.lease == Lease::Hole;
         match self.leases.of(request.range).all(on_lun) {
-            true if self.path || self.leases.of(request.range).all(is_hole) => Route::Direct,
+            true if self.leases.of(request.range).all(is_hole) => Route::Direct,
+            true if self.path && !self.through_filesystem => Route::Direct,
             true => Route::Block,
             false => Route::File,
         }
@@ -487,7 +487,10 @@ impl Router {
                         continue;
                     }
                     _ if route == Route::Direct => effects.push(Effect::Direct { id, piece }),
-                    _ => effects.push(Effect::Block { id, piece }),
+                    _ => {
+                        let by_file = self.through_filesystem;
+                        effects.push(Effect::Block { id, piece, by_file });
+                    }
                 }
                 parts += 1;
             }

@@ -47,6 +47,8 @@ pub enum ToCoordinator {
         kind: Kind,
         /// The blocks.
         piece: Piece,
+        /// By the file: the same blocks.
+        by_file: bool,
         /// Durable when it is answered.
         durable: bool,
         /// Of a write.

@@ -120,8 +120,8 @@ layout! {
         data: u8,
         /// 1: the blocks are shared with other files.
         shared: u8,
-        /// 1: durable when it is answered.
-        durable: u8,
+        /// 1: durable when it is answered; plus 2: by the file.
+        flags: u8,
     }
 }
 layout! {
@@ -205,15 +205,41 @@ fn place<T: PartialEq>(table: &[T], value: &T) -> u8 {
     table.iter().position(|one| one == value).expect("the tables have every value that is sent") as u8
 }
 
-/// Queues a message of the owner.
-pub fn send_to_coordinator(channel: &mut Channel, message: ToCoordinator) {
+/// A message as a frame.
+#[derive(Debug)]
+pub struct Encoded {
+    /// Of the frame.
+    pub kind: u16,
+    /// Its meta part.
+    pub meta: Vec<u8>,
+    /// Its data part.
+    pub data: Option<Rc<Buffer>>,
+}
+
+impl Encoded {
+    fn new(kind: u16, meta: &(impl IntoBytes + Immutable)) -> Encoded {
+        Encoded { kind, meta: meta.as_bytes().to_vec(), data: None }
+    }
+
+    /// Queues it.
+    pub fn queue(self, channel: &mut Channel) {
+        let Encoded { kind, meta, data } = self;
+        match data {
+            Some(data) => channel.queue_buffer(kind, &meta, data),
+            None => channel.queue(kind, &meta, &[]),
+        }
+    }
+}
+
+/// A message of the owner as a frame.
+#[must_use]
+pub fn encode_to_coordinator(message: ToCoordinator) -> Encoded {
     match message {
         ToCoordinator::Hello { epoch } => {
-            let hello = Hello { version: VERSION.into(), zero: 0.into(), epoch: epoch.into() };
-            channel.queue(1, hello.as_bytes(), &[]);
+            Encoded::new(1, &Hello { version: VERSION.into(), zero: 0.into(), epoch: epoch.into() })
         }
         ToCoordinator::Redirected { request, gives_up, durable, data } => {
-            let (number, checksum) = describe(&data);
+            let (number, checksum, bytes) = describe(data);
             let meta = Redirected {
                 id: request.id.into(),
                 start: request.range.0.into(),
@@ -226,10 +252,10 @@ pub fn send_to_coordinator(channel: &mut Channel, message: ToCoordinator) {
                 durable: durable.into(),
                 zero: 0,
             };
-            queue(channel, 2, meta.as_bytes(), data);
+            Encoded { data: bytes, ..Encoded::new(2, &meta) }
         }
-        ToCoordinator::Block { id, kind, piece, durable, data } => {
-            let (number, checksum) = describe(&data);
+        ToCoordinator::Block { id, kind, piece, by_file, durable, data } => {
+            let (number, checksum, bytes) = describe(data);
             let (lun, shared) = match piece.lease {
                 Lease::ReadOnly(at) => (at, 1),
                 Lease::ReadWrite(at) => (at, 0),
@@ -244,63 +270,50 @@ pub fn send_to_coordinator(channel: &mut Channel, message: ToCoordinator) {
                 kind: place(&KINDS, &kind),
                 data: number,
                 shared,
-                durable: durable.into(),
+                flags: u8::from(durable) | u8::from(by_file) << 1,
             };
-            queue(channel, 3, meta.as_bytes(), data);
+            Encoded { data: bytes, ..Encoded::new(3, &meta) }
         }
-        ToCoordinator::Flush(id) => channel.queue(4, Number { number: id.into() }.as_bytes(), &[]),
-        ToCoordinator::RecallDone(number) => {
-            channel.queue(5, Number { number: number.into() }.as_bytes(), &[]);
-        }
+        ToCoordinator::Flush(id) => Encoded::new(4, &Number { number: id.into() }),
+        ToCoordinator::RecallDone(number) => Encoded::new(5, &Number { number: number.into() }),
     }
 }
 
-fn describe(data: &Data) -> (u8, u32) {
+fn describe(data: Data) -> (u8, u32, Option<Rc<Buffer>>) {
     match data {
-        Data::None => (0, 0),
-        Data::Bytes(buffer) => (1, crc32c::crc32c(buffer.bytes())),
-        Data::Zeroes => (2, 0),
+        Data::None => (0, 0, None),
+        Data::Bytes(buffer) => (1, crc32c::crc32c(buffer.bytes()), Some(buffer)),
+        Data::Zeroes => (2, 0, None),
     }
 }
 
-fn queue(channel: &mut Channel, kind: u16, meta: &[u8], data: Data) {
-    match data {
-        Data::Bytes(buffer) => channel.queue_buffer(kind, meta, buffer),
-        Data::None | Data::Zeroes => channel.queue(kind, meta, &[]),
-    }
-}
-
-/// Queues a message of the coordinator.
-pub fn send_to_owner(channel: &mut Channel, message: ToOwner) {
-    match message {
+/// A message of the coordinator as frames: leases that are many take more than one.
+#[must_use]
+pub fn encode_to_owner(message: ToOwner) -> Vec<Encoded> {
+    let one = match message {
         ToOwner::Welcome { epoch, piece } => {
-            let welcome = Welcome { epoch: epoch.into(), piece: piece.into() };
-            channel.queue(17, welcome.as_bytes(), &[]);
+            Encoded::new(17, &Welcome { epoch: epoch.into(), piece: piece.into() })
         }
-        ToOwner::Answer { id, result, grants, data } => answer(channel, 18, (id, result), &grants, data),
-        ToOwner::BlockAnswer { id, result, data } => answer(channel, 19, (id, result), &[], data),
-        ToOwner::Flushed { id, result } => answer(channel, 20, (id, result), &[], None),
+        ToOwner::Answer { id, result, grants, data } => answer(18, (id, result), &grants, data),
+        ToOwner::BlockAnswer { id, result, data } => answer(19, (id, result), &[], data),
+        ToOwner::Flushed { id, result } => answer(20, (id, result), &[], None),
         ToOwner::Recall { number, range } => {
-            let recall = Recall { number: number.into(), start: range.0.into(), end: range.1.into() };
-            channel.queue(21, recall.as_bytes(), &[]);
+            Encoded::new(21, &Recall { number: number.into(), start: range.0.into(), end: range.1.into() })
         }
         ToOwner::Grant(grants) => {
-            for some in grants.chunks(MOST_GRANTS) {
-                let mut meta = Vec::with_capacity(size_of_val(some));
-                some.iter().for_each(|grant| meta.extend_from_slice(encode_grant(*grant).as_bytes()));
-                channel.queue(22, &meta, &[]);
-            }
+            let some = grants.chunks(MOST_GRANTS);
+            return some.map(|some| Encoded { kind: 22, meta: encode_grants(some), data: None }).collect();
         }
-    }
+    };
+    vec![one]
 }
 
 fn answer(
-    channel: &mut Channel,
     kind: u16,
     (id, result): (u64, Result<(), IoError>),
     grants: &[Piece],
     data: Option<Buffer>,
-) {
+) -> Encoded {
     let (errno, error, code) = match result {
         Ok(()) => (0, 0, 0),
         Err(error) => (error.errno, place(&ERRORS, &error.kind) + 1, place(&CODES, &error.code) + 1),
@@ -315,12 +328,13 @@ fn answer(
         checksum: data.as_ref().map_or(0, |data| crc32c::crc32c(data.bytes())).into(),
         count: (grants.len() as u32).into(),
     };
-    let mut meta = head.as_bytes().to_vec();
-    grants.iter().for_each(|grant| meta.extend_from_slice(encode_grant(*grant).as_bytes()));
-    match data {
-        Some(data) => channel.queue_buffer(kind, &meta, Rc::new(data)),
-        None => channel.queue(kind, &meta, &[]),
-    }
+    let mut encoded = Encoded { data: data.map(Rc::new), ..Encoded::new(kind, &head) };
+    encoded.meta.extend_from_slice(&encode_grants(grants));
+    encoded
+}
+
+fn encode_grants(grants: &[Piece]) -> Vec<u8> {
+    grants.iter().flat_map(|grant| encode_grant(*grant).as_bytes().to_vec()).collect()
 }
 
 fn encode_grant(Piece { start, end, lease }: Piece) -> Grant {
@@ -413,7 +427,8 @@ pub fn decode_to_coordinator(frame: Frame<'_>, pool: &BufferPool) -> Result<ToCo
             let lease = if head.shared == 0 { Lease::ReadWrite(lun) } else { Lease::ReadOnly(lun) };
             let data = data((kind, range), head.data, head.checksum.get(), frame.data, pool)?;
             let piece = Piece { start: range.0, end: range.1, lease };
-            ToCoordinator::Block { id: head.id.get(), kind, piece, durable: head.durable != 0, data }
+            let (durable, by_file) = (head.flags & 1 != 0, head.flags & 2 != 0);
+            ToCoordinator::Block { id: head.id.get(), kind, piece, by_file, durable, data }
         }
         4 => ToCoordinator::Flush(decode_only::<Number>(frame.meta)?.number.get()),
         5 => ToCoordinator::RecallDone(decode_only::<Number>(frame.meta)?.number.get()),
@@ -503,5 +518,189 @@ fn decode_error(head: &Answer) -> Result<Result<(), IoError>, WireError> {
             Ok(Err(error))
         }
         _ => Err(WireError::Malformed("an unknown error")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool() -> BufferPool {
+        BufferPool::new(1 << 20)
+    }
+
+    fn bytes(text: &[u8]) -> Buffer {
+        let mut buffer = pool().take(text.len()).unwrap();
+        buffer.bytes_mut().copy_from_slice(text);
+        buffer
+    }
+
+    fn frame(encoded: &Encoded) -> Frame<'_> {
+        let data = encoded.data.as_ref().map_or(&[][..], |data| data.bytes());
+        Frame { kind: encoded.kind, meta: &encoded.meta, data }
+    }
+
+    fn number(number: u64) -> [u8; 8] {
+        number.to_le_bytes()
+    }
+
+    fn to_coordinator() -> Vec<(ToCoordinator, Vec<u8>)> {
+        let checksum = crc32c::crc32c(b"data").to_le_bytes();
+        let write = Request { id: 7, kind: Kind::Write, range: (4096, 4100) };
+        let punch = Request { id: 8, kind: Kind::Punch, range: (0, 512) };
+        let piece = Piece { start: 4096, end: 4100, lease: Lease::ReadWrite(1 << 40) };
+        let data = || Data::Bytes(Rc::new(bytes(b"data")));
+        vec![
+            (ToCoordinator::Hello { epoch: 3 }, [&[1, 0, 0, 0, 0, 0, 0, 0][..], &number(3)].concat()),
+            (
+                ToCoordinator::Redirected {
+                    request: write,
+                    gives_up: (0, 8192),
+                    durable: true,
+                    data: data(),
+                },
+                [
+                    &number(7)[..],
+                    &number(4096),
+                    &number(4100),
+                    &number(0),
+                    &number(8192),
+                    &checksum,
+                    &[1, 1, 1, 0],
+                ]
+                .concat(),
+            ),
+            (
+                ToCoordinator::Redirected {
+                    request: punch,
+                    gives_up: (0, 512),
+                    durable: false,
+                    data: Data::None,
+                },
+                [&number(8)[..], &number(0), &number(512), &number(0), &number(512), &[0; 4], &[2, 0, 0, 0]]
+                    .concat(),
+            ),
+            (
+                ToCoordinator::Block {
+                    id: 9,
+                    kind: Kind::Write,
+                    piece,
+                    by_file: true,
+                    durable: false,
+                    data: data(),
+                },
+                [&number(9)[..], &number(4096), &number(4100), &number(1 << 40), &checksum, &[1, 1, 0, 2]]
+                    .concat(),
+            ),
+            (ToCoordinator::Flush(5), number(5).to_vec()),
+            (ToCoordinator::RecallDone(6), number(6).to_vec()),
+        ]
+    }
+
+    fn to_owner() -> Vec<(ToOwner, Vec<u8>)> {
+        let piece = Piece { start: 0, end: 4096, lease: Lease::ReadOnly(8192) };
+        let hole = Piece { start: 4096, end: 8192, lease: Lease::Hole };
+        let grants = [
+            &number(0)[..],
+            &number(4096),
+            &number(8192),
+            &number(2),
+            &number(4096),
+            &number(8192),
+            &number(0),
+            &number(0),
+        ]
+        .concat();
+        let checksum = crc32c::crc32c(b"read").to_le_bytes();
+        let error = IoError::from_errno(libc::ENOSPC, "");
+        vec![
+            (ToOwner::Welcome { epoch: 2, piece: 65536 }, [number(2), number(65536)].concat()),
+            (
+                ToOwner::Answer {
+                    id: 1,
+                    result: Ok(()),
+                    grants: vec![piece, hole],
+                    data: Some(bytes(b"read")),
+                },
+                [&number(1)[..], &[0; 4], &[0, 0, 1, 0], &checksum, &[2, 0, 0, 0], &grants].concat(),
+            ),
+            (
+                ToOwner::BlockAnswer { id: 1, result: Err(error), data: None },
+                [&number(1)[..], &[28, 0, 0, 0], &[1, 2, 0, 0], &[0; 8]].concat(),
+            ),
+            (ToOwner::Flushed { id: 4, result: Ok(()) }, [&number(4)[..], &[0; 16]].concat()),
+            (
+                ToOwner::Recall { number: 3, range: (0, 65536) },
+                [number(3), number(0), number(65536)].concat(),
+            ),
+            (ToOwner::Grant(vec![piece, hole]), grants),
+        ]
+    }
+
+    #[test]
+    fn the_layouts_are_as_documented_and_read_back() {
+        for (message, golden) in to_coordinator() {
+            let text = format!("{message:?}");
+            let encoded = encode_to_coordinator(message);
+            assert_eq!(encoded.meta, golden, "{text}");
+            assert_eq!(format!("{:?}", decode_to_coordinator(frame(&encoded), &pool()).unwrap()), text);
+        }
+        for (message, golden) in to_owner() {
+            let text =
+                format!("{message:?}").replace("context: \"\"", "context: \"the volume's coordinator\"");
+            let encoded = encode_to_owner(message);
+            assert_eq!((encoded.len(), &encoded[0].meta), (1, &golden), "{text}");
+            assert_eq!(format!("{:?}", decode_to_owner(frame(&encoded[0]), &pool()).unwrap()), text);
+        }
+    }
+
+    #[test]
+    fn many_leases_take_several_frames() {
+        let grants: Vec<Piece> =
+            (0..10_000).map(|at| Piece { start: at, end: at + 1, lease: Lease::ReadWrite(at) }).collect();
+        let frames = encode_to_owner(ToOwner::Grant(grants.clone()));
+        assert!(frames.iter().all(|one| one.meta.len() <= weir_net::frame::LARGEST_META));
+        let read: Vec<Piece> = frames
+            .iter()
+            .flat_map(|one| match decode_to_owner(frame(one), &pool()).unwrap() {
+                ToOwner::Grant(grants) => grants,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        assert!(read == grants);
+    }
+
+    /// No byte that is changed, cut off or added makes a panic, and damaged data are found.
+    #[test]
+    fn damaged_messages_are_refused_or_read_as_others() {
+        let all = to_coordinator().into_iter().map(|(message, _)| encode_to_coordinator(message));
+        let answers = to_owner().into_iter().flat_map(|(message, _)| encode_to_owner(message));
+        for encoded in all.chain(answers) {
+            let Frame { kind, meta, data } = frame(&encoded);
+            for at in 0..meta.len() {
+                for value in [0, 1, 2, 127, 255] {
+                    let mut changed = meta.to_vec();
+                    changed[at] = value;
+                    let _ = decode_to_coordinator(Frame { kind, meta: &changed, data }, &pool());
+                    let _ = decode_to_owner(Frame { kind, meta: &changed, data }, &pool());
+                }
+                let _ = decode_to_coordinator(Frame { kind, meta: &meta[..at], data }, &pool());
+                let _ = decode_to_owner(Frame { kind, meta: &meta[..at], data }, &pool());
+            }
+            if !data.is_empty() {
+                let mut damaged = data.to_vec();
+                damaged[0] ^= 1;
+                let damaged = Frame { kind, meta, data: &damaged };
+                let refused = match kind {
+                    0..17 => decode_to_coordinator(damaged, &pool()).err(),
+                    _ => decode_to_owner(damaged, &pool()).err(),
+                };
+                assert!(matches!(refused, Some(WireError::Checksum)), "{refused:?}");
+            }
+        }
+        let hello = encode_to_coordinator(ToCoordinator::Hello { epoch: 3 });
+        let newer = [&[2][..], &hello.meta[1..]].concat();
+        let newer = decode_to_coordinator(Frame { kind: 1, meta: &newer, data: &[] }, &pool());
+        assert!(matches!(newer, Err(WireError::Version(2))), "{newer:?}");
     }
 }

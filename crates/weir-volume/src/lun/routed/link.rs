@@ -69,7 +69,7 @@ impl Link {
         match self {
             Link::None => {}
             Link::Here(served, _) => served.borrow_mut().hear(reactor, message),
-            Link::Remote(remote) => wire::send_to_coordinator(&mut remote.channel, message),
+            Link::Remote(remote) => wire::encode_to_coordinator(message).queue(&mut remote.channel),
         }
     }
 

@@ -314,7 +314,7 @@ impl RoutedBacking {
         }
         match effect {
             Effect::Direct { id, piece } => self.begin_direct(reactor, id, piece),
-            Effect::Block { id, piece } => self.begin_block(reactor, id, piece),
+            Effect::Block { id, piece, by_file } => self.begin_block(reactor, id, piece, by_file),
             Effect::Flush { id, route } => self.begin_flush(reactor, id, route),
             Effect::File { request, gives_up } => {
                 let Some(data) = self.data(request.id, request.range) else { return false };

@@ -66,15 +66,25 @@ impl RoutedBacking {
         true
     }
 
-    pub(super) fn begin_block(&mut self, reactor: &mut Reactor, id: u64, piece: Piece) -> bool {
+    pub(super) fn begin_block(
+        &mut self,
+        reactor: &mut Reactor,
+        id: u64,
+        piece: Piece,
+        by_file: bool,
+    ) -> bool {
         let range = (piece.start, piece.end);
         let Some(data) = self.data(id, range) else { return false };
         let Some(pending) = self.request(id) else { return true };
         let (durable, kind) = (pending.durable, pending.kind);
         let kind = if kind == RequestKind::Read { Kind::Read } else { Kind::Write };
         let (_, number) = self.insert(id, range, Route::Block, false);
-        self.counts.block += 1;
-        self.link.send(reactor, ToCoordinator::Block { id: number, kind, piece, durable, data });
+        match by_file {
+            true => self.counts.file += 1,
+            false => self.counts.block += 1,
+        }
+        let message = ToCoordinator::Block { id: number, kind, piece, by_file, durable, data };
+        self.link.send(reactor, message);
         true
     }
 

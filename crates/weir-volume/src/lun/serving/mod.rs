@@ -82,6 +82,7 @@ enum Done {
 struct Waiting {
     data: Data,
     durable: bool,
+    by_file: bool,
 }
 
 /// One disk of a volume that this node coordinates.
@@ -340,17 +341,17 @@ impl ServedDisk {
                 if request.kind.changes() && (gives_up.0 > start || gives_up.1 < end) {
                     return Err(PeerError::Order("a change that does not give up what it may move"));
                 }
-                self.waiting.insert(request.id, Waiting { data, durable });
+                self.waiting.insert(request.id, Waiting { data, durable, by_file: false });
                 self.step(reactor, coordinator::Event::Redirected { request, gives_up });
             }
-            ToCoordinator::Block { id, kind, piece, durable, data } => {
+            ToCoordinator::Block { id, kind, piece, by_file, durable, data } => {
                 self.check((piece.start, piece.end))?;
                 if !self.holds(kind, piece) {
                     let error = IoError::new(ErrorKind::Fence, Code::NotOwner, "block-redirected I/O");
                     self.peer.send(ToOwner::BlockAnswer { id, result: Err(error), data: None });
                     return Ok(());
                 }
-                self.waiting.insert(id, Waiting { data, durable });
+                self.waiting.insert(id, Waiting { data, durable, by_file });
                 self.step(reactor, coordinator::Event::Block { id, kind, piece });
             }
             ToCoordinator::Flush(id) => {
@@ -459,12 +460,7 @@ impl ServedDisk {
                 }
                 Kind::Flush => Err(IoError::new(ErrorKind::Bug, Code::Io, "a flush through the filesystem")),
             },
-            Job::Block { id, kind: Kind::Read, piece } => {
-                self.waiting.remove(&id);
-                let range = (piece.start, piece.end);
-                self.read_lun(reactor, slot, range, piece.lease)
-            }
-            Job::Block { id, piece, .. } => self.write_lun(reactor, slot, id, piece),
+            Job::Block { id, kind, piece } => self.block(reactor, slot, (id, kind), piece),
             Job::Prepare { range, allocates } => {
                 let range = (range.0, range.1.min(self.size));
                 match allocates {
@@ -526,36 +522,29 @@ impl ServedDisk {
         Ok(())
     }
 
-    fn read_lun(
+    fn block(
         &mut self,
         reactor: &mut Reactor,
         slot: usize,
-        range: Range,
-        lease: Lease,
-    ) -> Result<(), IoError> {
-        let (Lease::ReadWrite(at) | Lease::ReadOnly(at)) = lease else {
-            return Err(IoError::new(ErrorKind::Bug, Code::Io, "block I/O without blocks"));
-        };
-        let buffer = self.buffer(range.1 - range.0)?;
-        reactor.read(&self.lun, at, buffer, self.token(slot));
-        Ok(())
-    }
-
-    fn write_lun(
-        &mut self,
-        reactor: &mut Reactor,
-        slot: usize,
-        id: u64,
+        (id, kind): (u64, Kind),
         piece: Piece,
     ) -> Result<(), IoError> {
-        let (Some(Waiting { data, durable }), Lease::ReadWrite(at)) = (self.waiting.remove(&id), piece.lease)
+        let (Some(Waiting { data, durable, by_file }), Lease::ReadWrite(at) | Lease::ReadOnly(at)) =
+            (self.waiting.remove(&id), piece.lease)
         else {
-            return Err(IoError::new(ErrorKind::Bug, Code::Io, "block I/O without data or blocks"));
+            return Err(IoError::new(ErrorKind::Bug, Code::Io, "block I/O without blocks"));
         };
-        let source = self.source(data, piece.end - piece.start)?;
+        let (target, at) = if by_file { (&self.file, piece.start) } else { (&self.lun, at) };
+        let (length, token) = (piece.end - piece.start, self.token(slot));
+        if kind == Kind::Read {
+            let buffer = self.buffer(length)?;
+            reactor.read(target, at, buffer, token);
+            return Ok(());
+        }
+        let source = self.source(data, length)?;
         match durable {
-            true => reactor.write_durable(&self.lun, at, source, self.token(slot)),
-            false => reactor.write(&self.lun, at, source, self.token(slot)),
+            true => reactor.write_durable(target, at, source, token),
+            false => reactor.write(target, at, source, token),
         }
         Ok(())
     }
@@ -567,7 +556,7 @@ impl ServedDisk {
         (id, range): (u64, Range),
         gives_up: Range,
     ) -> Result<(), IoError> {
-        let Some(Waiting { data, durable }) = self.waiting.remove(&id) else {
+        let Some(Waiting { data, durable, .. }) = self.waiting.remove(&id) else {
             return Err(IoError::new(ErrorKind::Bug, Code::Io, "a redirected write without data"));
         };
         let is_in_place = self.is_in_place(range);

@@ -112,7 +112,10 @@ impl Peer {
         match self {
             Peer::None => {}
             Peer::Here(connection) => connection.way.push_back(message),
-            Peer::Remote(connection) => wire::send_to_owner(&mut connection.way.channel, message),
+            Peer::Remote(connection) => {
+                let frames = wire::encode_to_owner(message).into_iter();
+                frames.for_each(|frame| frame.queue(&mut connection.way.channel));
+            }
         }
     }
 
