@@ -152,7 +152,9 @@ impl LoopDevice {
         command.args(["--direct-io=on", "-f", "--show", "-b", &sector.to_string()]).arg(&file);
         match command.output() {
             Ok(output) if output.status.success() => {
-                let device = String::from_utf8(output.stdout).unwrap().trim().into();
+                let device: PathBuf = String::from_utf8(output.stdout).unwrap().trim().into();
+                // A test that failed may have left it read-only.
+                run(Command::new("blockdev").arg("--setrw").arg(&device));
                 Some(LoopDevice { device, directory })
             }
             other => {

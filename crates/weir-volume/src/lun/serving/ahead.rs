@@ -55,7 +55,7 @@ impl Ahead {
     }
 
     /// The next chunk to allocate, if none is under way.
-    pub fn next(&mut self) -> Option<Range> {
+    pub fn take(&mut self) -> Option<Range> {
         if self.is_busy || self.queue.is_empty() {
             return None;
         }
@@ -85,8 +85,8 @@ mod tests {
 
     fn all(ahead: &mut Ahead) -> Vec<Range> {
         let mut chunks = Vec::new();
-        while let Some(chunk) = ahead.next() {
-            assert_eq!(ahead.next(), None, "one at a time");
+        while let Some(chunk) = ahead.take() {
+            assert_eq!(ahead.take(), None, "one at a time");
             chunks.push(chunk);
             ahead.done(true);
         }
@@ -118,8 +118,8 @@ mod tests {
         let mut ahead = Ahead::default();
         ahead.found_none((0, 4096), SIZE);
         ahead.found_none((4096, 8192), SIZE);
-        ahead.next();
+        ahead.take();
         ahead.done(false);
-        assert_eq!(ahead.next(), None);
+        assert_eq!(ahead.take(), None);
     }
 }

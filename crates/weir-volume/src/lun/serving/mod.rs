@@ -435,7 +435,7 @@ impl ServedDisk {
         if self.stops || !self.peer.is_welcome() {
             return;
         }
-        if let Some(range) = self.ahead.next() {
+        if let Some(range) = self.ahead.take() {
             self.step(reactor, coordinator::Event::Prepare { range, allocates: true });
         }
     }
