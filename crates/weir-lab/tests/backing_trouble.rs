@@ -71,7 +71,7 @@ impl Place {
     fn create(&self, volume: &str, disk: &str, policy: &str) {
         let client = self.bench.lab.client("n1").unwrap();
         let path = self.bench.directory.path().join(volume);
-        client.create_volume(&CreateVolume { name: volume.into(), kind: "dir".into(), path }).unwrap();
+        client.create_volume(&CreateVolume::dir(volume, path)).unwrap();
         let wanted = CreateDisk {
             name: disk.into(),
             volume: volume.into(),

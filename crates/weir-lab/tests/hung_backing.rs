@@ -92,7 +92,7 @@ impl Place {
         let lab = Lab::up(&config).unwrap();
         for volume in ["pool", "slow"] {
             let path = directory.path().join(volume);
-            let wanted = CreateVolume { name: volume.into(), kind: "dir".into(), path };
+            let wanted = CreateVolume::dir(volume, path);
             lab.client("n1").unwrap().create_volume(&wanted).unwrap();
         }
         Place { bench: Bench { lab, directory, medium: Medium::Ram, etcd: None }, lun }

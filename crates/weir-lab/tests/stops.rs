@@ -282,7 +282,7 @@ fn a_node_that_stops_does_not_wait_for_disks_of_others() {
     let path = bench.directory.path().join("roomy");
     std::fs::create_dir(&path).unwrap();
     let client = bench.lab.client("n2").unwrap();
-    client.create_volume(&CreateVolume { name: "roomy".into(), kind: "dir".into(), path }).unwrap();
+    client.create_volume(&CreateVolume::dir("roomy", path)).unwrap();
     client.create_disk(&CreateDisk { volume: "roomy".into(), ..wanted("busy", "write-back+1") }).unwrap();
     client.export("busy", &Export::default()).unwrap();
     support::await_some(

@@ -7,7 +7,9 @@
 //! | `GET /v1/owned` | [`Owned`]: the state that only a disk's owner knows; for other nodes |
 //! | `POST /v1/nodes/NAME/forget` | [`NodeView`] |
 //! | `GET /v1/volumes`, `POST /v1/volumes` ([`CreateVolume`]) | [`Volumes`], [`VolumeView`] |
+//! | `POST /v1/volumes/plan` ([`CreateVolume`]) | [`VolumePlan`] |
 //! | `POST /v1/volumes/NAME/delete` ([`DeleteVolume`]) | [`DeletedVolume`] |
+//! | `POST /v1/volumes/NAME/confirm-fenced` ([`ConfirmFenced`]) | [`ConfirmedFenced`] |
 //! | `GET /v1/disks`, `POST /v1/disks` ([`CreateDisk`]) | [`Disks`], [`DiskView`] |
 //! | `GET /v1/disks/NAME` | [`DiskView`] |
 //! | `POST /v1/disks/NAME/policy` ([`SetPolicy`]) | [`DiskView`] |
@@ -347,10 +349,40 @@ pub struct VolumeView {
     pub name: String,
     /// Kind of backing: `dir`.
     pub kind: String,
-    /// Its path on every node.
+    /// Its path on every node; of a LUN, that on the node where it was made.
     pub path: PathBuf,
     /// Disks in it.
     pub disks: usize,
+    /// Of a volume on a LUN.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lun: Option<LunView>,
+}
+
+/// A LUN that is a volume, as the asked node sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LunView {
+    /// By which it is known on every host: its WWN or serial number.
+    pub identity: String,
+    /// `ext4` or `xfs`.
+    pub filesystem: String,
+    /// The filesystem's identity.
+    pub uuid: String,
+    /// The path of it on the asked node; absent: that node does not find it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path: Option<PathBuf>,
+    /// The node that coordinates it, or is about to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coordinator: Option<String>,
+    /// Grows with each claim.
+    pub epoch: u64,
+    /// Nodes whose processes may have the filesystem mounted.
+    pub mounts: Vec<String>,
+    /// The asked node's part: `absent`, `claiming`, `fencing`, `mounting`, `serving` or `draining`.
+    pub phase: String,
+    /// What the operator should know; empty if all is well.
+    pub notice: String,
+    /// How a node is kept from the LUN: `fence-command` or `operator`.
+    pub fencing: String,
 }
 
 /// A disk, from the registry's record and its owner's report.
@@ -433,10 +465,62 @@ impl DiskView {
 pub struct CreateVolume {
     /// Its name.
     pub name: String,
-    /// Kind of backing: `dir`.
+    /// Kind of backing: `dir` or `lun`.
     pub kind: String,
-    /// Its path on every node: an existing directory.
+    /// Its path on every node: an existing directory. Of a LUN: a block device of the asked node.
     pub path: PathBuf,
+    /// Make this filesystem on the LUN: `xfs` or `ext4`. Whatever is there is lost.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
+    /// The LUN's identity, repeated: nothing is done without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
+}
+
+impl CreateVolume {
+    /// A volume in a directory.
+    #[must_use]
+    pub fn dir(name: impl Into<String>, path: PathBuf) -> CreateVolume {
+        CreateVolume { name: name.into(), kind: "dir".into(), path, format: None, identity: None }
+    }
+}
+
+/// What would be done to make a volume.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.volume-plan/1")]
+pub struct VolumePlan {
+    /// The volume's name.
+    pub volume: String,
+    /// In words.
+    pub action: String,
+    /// The LUN's identity, which is to be repeated.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub identity: Option<String>,
+}
+
+/// The operator's word that a node cannot write to a volume's LUN.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ConfirmFenced {
+    /// The node.
+    pub node: String,
+    /// Only say what would be done.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// What the operator's word has done, or would do.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.confirmed-fenced/1")]
+pub struct ConfirmedFenced {
+    /// The volume.
+    pub volume: String,
+    /// The node.
+    pub node: String,
+    /// Its processes that no longer count as having the filesystem mounted.
+    pub processes: Vec<u64>,
+    /// It was done.
+    pub done: bool,
 }
 
 /// All disks.

@@ -22,10 +22,10 @@ use weir_identity::{
 use weir_profile::Profile;
 
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Deleted, DeletedVolume,
-    DiskLimit, DiskView, Disks, DrainNode, Elsewhere, EventList, EventView, Export, Follow, MeterView,
-    Meters, Move, Moved, NodeStatus, NodeWork, Owned, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy,
-    VolumeView, Volumes,
+    ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateDisk, CreateVolume, Delete, DeleteVolume,
+    Deleted, DeletedVolume, DiskLimit, DiskView, Disks, DrainNode, Elsewhere, EventList, EventView, Export,
+    Follow, MeterView, Meters, Move, Moved, NodeStatus, NodeWork, Owned, RecordProfile, Resize, RunLoad,
+    SetLimit, SetPolicy, VolumePlan, VolumeView, Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
@@ -226,6 +226,23 @@ impl Client {
     /// As [`Client::status`].
     pub fn create_volume(&self, volume: &CreateVolume) -> Result<VolumeView, ApiError> {
         self.post("/v1/volumes", volume)
+    }
+
+    /// Says what would be done to make a volume.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn plan_volume(&self, volume: &CreateVolume) -> Result<VolumePlan, ApiError> {
+        self.post("/v1/volumes/plan", volume)
+    }
+
+    /// The operator's word that a node cannot write to a volume's LUN.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn confirm_fenced(&self, name: &str, confirm: &ConfirmFenced) -> Result<ConfirmedFenced, ApiError> {
+        check(name)?;
+        self.post(&format!("/v1/volumes/{name}/confirm-fenced"), confirm)
     }
 
     /// Deletes a volume that has no disks.

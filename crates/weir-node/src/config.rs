@@ -62,6 +62,9 @@ pub struct Config {
     /// The flash medium.
     #[serde(default)]
     pub flash: FlashConfig,
+    /// LUNs that are volumes.
+    #[serde(default)]
+    pub lun: LunConfig,
     /// Time limits for guests and operators.
     #[serde(default)]
     pub limits: LimitsConfig,
@@ -296,6 +299,25 @@ pub struct FlashConfig {
     pub size: Size,
 }
 
+/// `[lun]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LunConfig {
+    /// Block devices that may be LUNs of volumes; empty: all of this host.
+    pub devices: Vec<PathBuf>,
+    /// Keeps nodes from a LUN, and lets them back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub fence_command: Option<PathBuf>,
+    /// Its time.
+    pub fence_timeout: Period,
+}
+
+impl Default for LunConfig {
+    fn default() -> LunConfig {
+        LunConfig { devices: Vec::new(), fence_command: None, fence_timeout: Period(Duration::from_secs(60)) }
+    }
+}
+
 /// `[limits]`
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -447,6 +469,7 @@ impl Config {
             ("nodes.resiliency_period", self.nodes.resiliency_period, Duration::ZERO, 60 * minute),
             ("nodes.quarantine_duration", self.nodes.quarantine_duration, second, 7 * 24 * 60 * minute),
             ("peers.deadline", self.peers.deadline, 50 * ms, minute),
+            ("lun.fence_timeout", self.lun.fence_timeout, second, 60 * minute),
             ("limits.full_log_wait", self.limits.full_log_wait, second, 24 * 60 * minute),
             ("limits.stop_wait", self.limits.stop_wait, second, 24 * 60 * minute),
         ] {
@@ -466,6 +489,14 @@ impl Config {
         }
         if let Err(reason) = self.nodes.rules().check() {
             return bad("nodes.quarantine_threshold", &self.nodes.quarantine_threshold, reason);
+        }
+        for (key, path) in [
+            ("lun.devices", self.lun.devices.iter().find(|path| !path.is_absolute())),
+            ("lun.fence_command", self.lun.fence_command.iter().find(|path| !path.is_absolute())),
+        ] {
+            if let Some(path) = path {
+                return bad(key, &path.display(), "it must be an absolute path".to_owned());
+            }
         }
         if self.resources.logs < self.resources.log {
             let reason = format!("it must have room for one log, resources.log = {}", self.resources.log);

@@ -23,8 +23,9 @@ use weir_identity::{LARGEST_MESSAGE, OtherEnd};
 
 use crate::access::Caller;
 use crate::api::{
-    ApiError, ApiErrorKind, CreateDisk, CreateVolume, Delete, DeleteVolume, Disks, DrainNode, EventList,
-    Export, Follow, Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy, Volumes,
+    ApiError, ApiErrorKind, ConfirmFenced, CreateDisk, CreateVolume, Delete, DeleteVolume, Disks, DrainNode,
+    EventList, Export, Follow, Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy,
+    Volumes,
 };
 use crate::client::INTENDED_FOR;
 use crate::cluster::views::{Invite, NewClient, Revoke, Rotate, Withdraw};
@@ -166,17 +167,25 @@ fn of_node() -> Router<Operations> {
 fn of_volume() -> Router<Operations> {
     let volumes = async |Ops(ops): Ops| json(ops.volumes().await.map(|volumes| Volumes { volumes }));
     let create = async |Ops(ops): Ops, Body(it): Body<CreateVolume>| json(ops.create_volume(it).await);
+    let plan = async |Ops(ops): Ops, Body(it): Body<CreateVolume>| json(ops.plan_volume(it).await);
     let delete = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<DeleteVolume>| {
         json(ops.delete_volume(&name, it).await)
     };
+    let fenced = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<ConfirmFenced>| {
+        json(ops.confirm_fenced(&name, it).await)
+    };
     Router::new()
         .route("/v1/volumes", get(volumes).post(create))
+        .route("/v1/volumes/plan", post(plan))
         .route("/v1/volumes/{name}/delete", post(delete))
+        .route("/v1/volumes/{name}/confirm-fenced", post(fenced))
 }
 
 /// The routes of one disk.
 fn of_disk() -> Router<Operations> {
     let show = async |Ops(ops): Ops, Name(name): Name| json(ops.disk(&name).await);
+    let create_named =
+        async |Ops(ops): Ops, Name(_): Name, Body(it): Body<CreateDisk>| json(ops.create_disk(it).await);
     let meters =
         async |Ops(ops): Ops, Name(name): Name| json(ops.meters(&name).await.map(|meters| Meters { meters }));
     let policy = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<SetPolicy>| {
@@ -203,6 +212,7 @@ fn of_disk() -> Router<Operations> {
     };
     Router::new()
         .route("/v1/disks/{name}", get(show))
+        .route("/v1/disks/{name}/create", post(create_named))
         .route("/v1/disks/{name}/profile", get(profile).post(record))
         .route("/v1/disks/{name}/meters", get(meters))
         .route("/v1/disks/{name}/policy", post(policy))

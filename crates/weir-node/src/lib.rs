@@ -3,6 +3,7 @@
 //! - [`config`], [`units`]: a node's configuration;
 //! - [`run()`]: a node, from start to stop;
 //! - [`control`]: the control plane: ownership, takeover, configuration;
+//! - `coordination`: who coordinates the volumes on LUNs, and mounts their filesystems;
 //! - [`shard`]: the data path, on threads of its own;
 //! - [`stack`]: the layers around a disk's, chosen by the program that starts the node;
 //! - [`peer`], [`network`], [`exports`]: connections from other nodes and clients; [`identity`]: proofs of who speaks;
@@ -22,6 +23,7 @@ mod clock_check;
 pub mod cluster;
 pub mod config;
 pub mod control;
+mod coordination;
 mod error;
 pub mod exports;
 mod file_fault;

@@ -12,7 +12,7 @@
 //! | 12 | 1 | length of the disk's name; 0 where all disks are meant |
 //! | 13 | 1 | length of the name of the node that connects |
 //! | 14 | 1 | length of the name of the node that is meant |
-//! | 15 | 1 | purpose: 0 to replicate; 1 as a client, plus 2 with structured replies, plus 4 with `base:allocation`, plus 16 with extended headers, plus 32 if any byte can be addressed; 8 for grants; 64 to ask whether the disk can be opened ([`crate::control::agreement`]) |
+//! | 15 | 1 | purpose: 0 to replicate; 1 as a client, plus 2 with structured replies, plus 4 with `base:allocation`, plus 16 with extended headers, plus 32 if any byte can be addressed; 8 for grants; 64 to ask whether the disk can be opened ([`crate::control::agreement`]); 128 for redirected I/O, to the coordinator of its volume ([`weir_volume::lun::redirect`]) |
 //! | 16 | 8 | incarnation of the process that is meant |
 //! | 24 | … | the three names, UTF-8, in this order |
 //! | length − 4 | 4 | CRC-32C of everything before |
@@ -60,6 +60,8 @@ pub enum Purpose {
     Grants,
     /// The owner of the disk asks whether this node can open it ([`crate::control::agreement`]).
     Opens,
+    /// The owner of the disk has the coordinator of its volume do I/O ([`weir_volume::lun::redirect`]).
+    Redirect,
     /// Requests of a client of the disk, which has agreed on this ([`weir_nbd::server::Session`]).
     Client {
         /// Reads and errors are answered with structured replies.
@@ -81,12 +83,14 @@ impl Purpose {
     const EXTENDED: u8 = 16;
     const ANY_BYTE: u8 = 32;
     const OPENS: u8 = 64;
+    const REDIRECT: u8 = 128;
 
     fn encode(self) -> u8 {
         match self {
             Purpose::Replicate => 0,
             Purpose::Grants => Self::GRANTS,
             Purpose::Opens => Self::OPENS,
+            Purpose::Redirect => Self::REDIRECT,
             Purpose::Client { structured_replies, extended_headers, block_sizes, base_allocation } => {
                 let bit = |set: bool, bit: u8| if set { bit } else { 0 };
                 Self::CLIENT
@@ -104,6 +108,7 @@ impl Purpose {
             0 => Some(Purpose::Replicate),
             Self::GRANTS => Some(Purpose::Grants),
             Self::OPENS => Some(Purpose::Opens),
+            Self::REDIRECT => Some(Purpose::Redirect),
             byte if byte & Self::CLIENT != 0 && byte & !all == 0 => Some(Purpose::Client {
                 structured_replies: byte & Self::STRUCTURED != 0,
                 extended_headers: byte & Self::EXTENDED != 0,
@@ -286,7 +291,13 @@ mod tests {
         }
         let question = Greeting { purpose: Purpose::Opens, ..example() };
         assert_eq!((question.encode()[15], read(&question.encode()).unwrap()), (64, question));
-        assert!([2, 4, 6, 65, 9, 10, 16, 65, 255].into_iter().all(|byte| Purpose::decode(byte).is_none()));
+        let redirect = Greeting { purpose: Purpose::Redirect, ..example() };
+        assert_eq!((redirect.encode()[15], read(&redirect.encode()).unwrap()), (128, redirect));
+        assert!(
+            [2, 4, 6, 65, 9, 10, 16, 65, 129, 192, 255]
+                .into_iter()
+                .all(|byte| Purpose::decode(byte).is_none())
+        );
     }
 
     #[test]

@@ -19,6 +19,7 @@ use weir_task::JoinHandle;
 
 use crate::config::Config;
 use crate::control::clocks::Clocks;
+use crate::control::coordinators::Coordinators;
 use crate::control::disk::log_medium;
 use crate::control::intents::Intents;
 use crate::control::node::{Here, Journal, Node};
@@ -28,6 +29,7 @@ use crate::control::{
     LogCapacity, Shards, Tasks, admission, agreement, capacity, change, copies, flash, grants, node_states,
     provisioning, relocation, supervisor, watchdog,
 };
+use crate::coordination;
 use crate::exports;
 use crate::identity::NodeIdentity;
 use crate::peer::{Greeting, Incoming, Network, Purpose};
@@ -153,6 +155,7 @@ impl Plane {
             here: Here::default(),
             capacity: LogCapacity::default(),
             intents: Intents::default(),
+            coordinators: Coordinators::default(),
             flash,
             config,
         });
@@ -252,6 +255,15 @@ pub async fn admit(
         Admission::Opens { record } => {
             agreement::serve(node, &record, &mut stream).await.map_err(unusable)?
         }
+        Admission::Redirect { record } => {
+            if let Err(reason) = coordination::serve(node, &record).await {
+                part(&mut stream).await;
+                return Err(Refusal::new(Why::NotAllowed, reason));
+            }
+            let stream = stream.into_stream().map_err(unusable)?;
+            let disk = record.name.clone();
+            node.shards.send(&record.name, Command::OwnerConnected { disk, stream }).await;
+        }
         Admission::Owner { disk, owner, record } => {
             let (medium, known_epoch) = (log_medium(&record), record.epoch);
             // Held until the shard has the command, so that no other log gets the same room.
@@ -287,6 +299,8 @@ enum Admission {
     Client { owner: String, session: Session },
     /// The owner of a disk, on another node, asks whether this one can open it.
     Opens { record: Box<DiskRecord> },
+    /// The owner of a disk, on another node, has its I/O redirected to this one, which coordinates the disk's volume.
+    Redirect { record: Box<DiskRecord> },
     /// The owner of a disk, on another node, has its log replicated here.
     Owner { disk: String, owner: String, record: Box<DiskRecord> },
 }
@@ -318,6 +332,10 @@ impl Admission {
                     flags: 0,
                 };
                 Ok(Admission::Client { owner, session })
+            }
+            Purpose::Redirect => {
+                let record = Box::new(owned_by(node, &disk, &owner).await?);
+                Ok(Admission::Redirect { record })
             }
             Purpose::Opens => Ok(Admission::Opens { record: Box::new(owned_by(node, &disk, &owner).await?) }),
             Purpose::Replicate => {

@@ -32,6 +32,7 @@ use crate::cluster::{follow, renewal, rotation};
 use crate::config::Config;
 use crate::control::node::{Node, random};
 use crate::control::{Shards, capacity, flash};
+use crate::coordination::Coordination;
 use crate::exports::{self, Exports};
 use crate::gate::Gate;
 use crate::http;
@@ -275,6 +276,7 @@ pub async fn run_with(
     services.spawn(rotation::keep(Arc::clone(&node)));
     let backings = Arc::new(Backings::default());
     services.spawn(Arc::clone(&backings).watch(Arc::clone(&node)));
+    let coordination = Coordination::start(Arc::clone(&node));
     let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks), backings).with_audit(Some(audit));
     let exports = Arc::new(Exports::new(Arc::clone(&node), operations.clone()));
     for listener in listeners {
@@ -301,6 +303,7 @@ pub async fn run_with(
         }
         None => stop::drain(&node, &tasks, stop_wait).await,
     };
+    coordination.stop().await;
     // Before its listener is closed: from then on another process may make its own there.
     let _ = std::fs::remove_file(node.config.api_socket());
     services.shutdown().await;

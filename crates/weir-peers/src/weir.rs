@@ -93,7 +93,7 @@ impl Cluster {
         }
         let lab = Lab::up(&config)?;
         let client = lab.client(OWNER)?;
-        client.create_volume(&CreateVolume { name: VOLUME.into(), kind: "dir".into(), path: volume })?;
+        client.create_volume(&CreateVolume::dir(VOLUME, volume))?;
         client.create_disk(&CreateDisk {
             name: DISK.into(),
             volume: VOLUME.into(),

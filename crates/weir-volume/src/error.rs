@@ -9,6 +9,11 @@ pub enum VolumeError {
     /// The path of a `dir` volume is not a directory.
     #[error("{} is not a directory; a `dir` volume needs one", .0.display())]
     NotADirectory(PathBuf),
+    /// Only the coordinator of a volume on a LUN reaches its files.
+    #[error(
+        "this node does not coordinate volume {0}, and only its coordinator makes, measures and deletes disks in it"
+    )]
+    NotCoordinator(String),
     /// The directory exists, but its identity file is missing or belongs to another volume.
     #[error(
         "{} is not volume {id:016x}, which is registered at this path; check that its filesystem is mounted on this node. If this is the volume, write that number into its file .weir-volume",

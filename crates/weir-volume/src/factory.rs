@@ -1,52 +1,42 @@
 //! The factory of backings: opens any [`BackingKind`] and returns a boxed layer, so that a shard does not know the kinds.
 //!
-//! Another route to a disk's bytes (a redirected volume, `nbd://`) is another [`BackingKind`] here and another implementation of
-//! [`OpenedBacking`] and [`Backing`].
+//! Another route to a disk's bytes (`nbd://`) is another [`BackingKind`] here and another implementation of [`OpenedBacking`] and
+//! [`Backing`].
 
 use std::fmt;
-use std::path::PathBuf;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::thread;
 
-use weir_block::{Destage, OwnerId, Reactor};
+use weir_block::{OwnerId, Reactor};
 
 use crate::backing::{BackingOptions, FileBacking, FileIdentity, Mark, OpenedFile, Trace};
 use crate::error::VolumeError;
-
-/// The lowest layer of a disk. The dynamic dispatch costs one virtual call for each request.
-pub trait Backing: Destage {
-    /// The owner of its events, which the shard passes to [`Layer::on_event`](weir_block::Layer::on_event).
-    fn owner(&self) -> OwnerId;
-
-    /// Sets the disk's size, in bytes. Does not block.
-    ///
-    /// # Errors
-    /// [`VolumeError::InvalidSize`]: not a multiple of the logical block, or more than the storage has; the size is then
-    /// unchanged.
-    fn resize(&mut self, size: u64) -> Result<(), VolumeError>;
-}
-
-/// A backing opened by a thread, for use by a shard.
-pub trait OpenedBacking: Send {
-    /// Moves it to the shard of `reactor`. Does not block.
-    ///
-    /// # Errors
-    /// As for the kind; [`FileBacking::new`], for example.
-    fn attach(self: Box<Self>, reactor: &mut Reactor) -> Result<Box<dyn Backing>, VolumeError>;
-
-    /// Closes it without blocking the caller.
-    fn discard(self: Box<Self>);
-
-    /// The file of a volume that it has open, if it has one.
-    fn file(&self) -> Option<FileIdentity> {
-        None
-    }
-}
+use crate::interface::{Backing, OpenedBacking};
+use crate::lun::routed::{RoutedBacking, RoutedOptions};
+use crate::lun::serving::open_lun;
 
 /// The storage of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackingKind {
     /// A raw file, or a block device, of this machine.
     Path(PathBuf),
+    /// A disk of a volume on a LUN.
+    Lun {
+        /// The volume.
+        volume: String,
+        /// The disk's file, on the volume's filesystem.
+        file: String,
+        /// This node's path to the LUN, if it has one.
+        lun: Option<PathBuf>,
+    },
+}
+
+/// A disk of a volume on a LUN, before it is on its shard.
+struct OpenedLun {
+    name: PathBuf,
+    lun: Option<File>,
+    options: RoutedOptions,
 }
 
 impl BackingKind {
@@ -57,6 +47,18 @@ impl BackingKind {
     pub fn open(&self, options: &BackingOptions) -> Result<Box<dyn OpenedBacking>, VolumeError> {
         match self {
             BackingKind::Path(path) => Ok(Box::new(OpenedFile::open(path, options)?)),
+            BackingKind::Lun { volume, file, lun } => {
+                let name = Path::new(volume).join(file);
+                let opened = lun.as_ref().map(|path| open_lun(path, options.writable));
+                // A path that cannot be opened is none: the coordinator does the I/O.
+                let lun = opened.and_then(|opened| {
+                    opened.map_err(|error| tracing::warn!(%error, "no direct I/O to a volume's LUN")).ok()
+                });
+                let size = options.size.unwrap_or(0);
+                let logical_block = options.logical_block.unwrap_or(4096);
+                let options = RoutedOptions { size, logical_block, depth: options.depth };
+                Ok(Box::new(OpenedLun { name, lun, options }))
+            }
         }
     }
 
@@ -67,6 +69,8 @@ impl BackingKind {
     pub fn probe(&self, mark: Mark) -> Result<Trace, VolumeError> {
         match self {
             BackingKind::Path(path) => mark.probe(path),
+            // Each node may have a device of its own for one LUN, even on one machine.
+            BackingKind::Lun { .. } => Ok(Trace::Unknown),
         }
     }
 }
@@ -75,6 +79,7 @@ impl fmt::Display for BackingKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             BackingKind::Path(path) => path.display().fmt(f),
+            BackingKind::Lun { volume, file, .. } => write!(f, "{file} in volume {volume}"),
         }
     }
 }
@@ -86,16 +91,6 @@ impl Backing for FileBacking {
 
     fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
         FileBacking::resize(self, size)
-    }
-}
-
-impl<B: Backing + ?Sized> Backing for Box<B> {
-    fn owner(&self) -> OwnerId {
-        (**self).owner()
-    }
-
-    fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
-        (**self).resize(size)
     }
 }
 
@@ -111,5 +106,18 @@ impl OpenedBacking for OpenedFile {
 
     fn file(&self) -> Option<FileIdentity> {
         OpenedFile::file(self)
+    }
+}
+
+impl OpenedBacking for OpenedLun {
+    fn attach(self: Box<Self>, reactor: &mut Reactor) -> Result<Box<dyn Backing>, VolumeError> {
+        let OpenedLun { name, lun, options } = *self;
+        let routed = RoutedBacking::new(reactor, lun, options);
+        Ok(Box::new(routed.map_err(|error| VolumeError::from_io("opening", &name, error))?))
+    }
+
+    fn discard(self: Box<Self>) {
+        // As above.
+        let _ = thread::Builder::new().name("weir-close".into()).spawn(move || drop(self));
     }
 }

@@ -6,8 +6,10 @@
 //! sparse file, so that other tools can read a disk without Weir.
 
 pub mod backing;
+pub mod disk_files;
 pub mod error;
 pub mod factory;
+pub mod interface;
 pub mod lun;
 mod offload;
 pub mod planted;
@@ -16,6 +18,8 @@ pub mod volume;
 pub use backing::{
     BackingOptions, EngineChoice, FileBacking, FileIdentity, Mark, OpenedFile, StorageKind, Trace,
 };
+pub use disk_files::{DiskFiles, LunVolume};
 pub use error::VolumeError;
-pub use factory::{Backing, BackingKind, OpenedBacking};
+pub use factory::BackingKind;
+pub use interface::{Backing, CoordinatorWay, OpenedBacking};
 pub use volume::DirVolume;

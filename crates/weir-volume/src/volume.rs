@@ -177,8 +177,16 @@ impl DirVolume {
     /// # Errors
     /// [`VolumeError::InvalidName`].
     pub fn path_of(directory: &Path, name: &str) -> Result<PathBuf, VolumeError> {
+        Ok(directory.join(DirVolume::file_of(name)?))
+    }
+
+    /// The name of the file of the disk `name`.
+    ///
+    /// # Errors
+    /// [`VolumeError::InvalidName`].
+    pub fn file_of(name: &str) -> Result<String, VolumeError> {
         check_name(name)?;
-        Ok(directory.join(format!("{name}{SUFFIX}")))
+        Ok(format!("{name}{SUFFIX}"))
     }
 
     /// Creates a sparse disk of `size` bytes (a multiple of 4096) that reads as zeroes. On return it is durable. After a failure
@@ -318,7 +326,7 @@ fn check_name(name: &str) -> Result<(), VolumeError> {
     Err(VolumeError::InvalidName { name: name.to_owned(), reason })
 }
 
-fn check_size(path: &Path, size: u64) -> Result<(), VolumeError> {
+pub(crate) fn check_size(path: &Path, size: u64) -> Result<(), VolumeError> {
     let reason = if size == 0 {
         "is not a disk"
     } else if !size.is_multiple_of(SIZE_UNIT) {

@@ -269,7 +269,7 @@ impl Lun {
 
     fn start(&self, registry: &Arc<Registry>, node: u64, incarnation: u64) -> Node {
         let fence = FenceCommand {
-            program: self.fence_command(),
+            program: Some(self.fence_command()),
             limit: Duration::from_secs(10),
             volume: "v".into(),
             lun: self.path(node).to_path_buf(),

@@ -13,6 +13,7 @@ use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use common::{LoopDevice, run};
@@ -20,6 +21,7 @@ use weir_block::{
     Completion, Destage, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, Region, Request,
     RequestKind, Tag,
 };
+use weir_volume::Backing;
 use weir_volume::lun::filesystem::Mounted;
 use weir_volume::lun::filesystem::mount::exclusive;
 use weir_volume::lun::routed::{RouteCounts, RoutedBacking, RoutedOptions};
@@ -92,8 +94,9 @@ impl World {
         mounted.sync().unwrap();
         let mut reactor = common::reactor(Engine::Auto);
         let lun = has_path.then(|| open_lun(&path.device, true).unwrap());
-        let options = RoutedOptions { size, logical_block: 4096, depth: 64, epoch: 7 };
-        let owner = RoutedBacking::new(&mut reactor, lun, options).unwrap();
+        let options = RoutedOptions { size, logical_block: 4096, depth: 64 };
+        let mut owner = RoutedBacking::new(&mut reactor, lun, options).unwrap();
+        owner.own(7, &Arc::new(AtomicU64::new(u64::MAX)));
         let mut world = World {
             reactor,
             owner,
@@ -563,7 +566,7 @@ fn a_former_owner_is_turned_away() {
     assert!(!world.owner.has_coordinator(), "epoch 7 counts no more");
     world.ask(RequestKind::Write, 0..1);
     world.turn();
-    world.owner.abandon(&mut world.reactor);
+    world.owner.give_up(&mut world.reactor);
     world.until("a closed disk has requests in flight", |world| world.asked.is_empty());
     assert_eq!(world.errors.len(), 1);
 }

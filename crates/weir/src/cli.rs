@@ -293,16 +293,41 @@ pub enum LabCommand {
 
 #[derive(Debug, Subcommand)]
 pub enum VolumeCommand {
-    /// Create a volume in a directory that all nodes mount.
+    /// Create a volume in a directory that all nodes mount, or on a LUN that all nodes reach.
     Create {
         /// Its name: 1 to 64 letters, digits, '-', '_', '.'.
         name: String,
-        /// The directory; it must exist.
-        #[arg(long, value_name = "DIR")]
+        /// The directory, which must exist; of a LUN, the block device.
+        #[arg(long, value_name = "PATH")]
         path: PathBuf,
-        /// Kind of backing.
-        #[arg(long, default_value = "dir")]
+        /// Kind of backing: dir, or lun for a shared block device with a filesystem of its own.
+        #[arg(long, default_value = "dir", value_parser = ["dir", "lun"])]
         kind: String,
+        /// Make a filesystem on the LUN. Whatever is there is lost.
+        #[arg(long, value_parser = ["xfs", "ext4"])]
+        format: Option<String>,
+        /// The LUN's identity, repeated from --dry-run: no other host uses it in any other way.
+        #[arg(long)]
+        identity: Option<String>,
+        /// Only say what would be done.
+        #[arg(long)]
+        dry_run: bool,
+    },
+    /// Say that a node that is down cannot reach a volume's LUN, because it is switched off: another one takes the volume's coordination
+    /// over.
+    ConfirmFenced {
+        /// The volume.
+        #[arg(add = completion::volumes())]
+        volume: String,
+        /// The node.
+        #[arg(add = completion::nodes())]
+        node: String,
+        /// Only say what would be done.
+        #[arg(long)]
+        dry_run: bool,
+        /// Do not ask.
+        #[arg(long)]
+        yes: bool,
     },
     /// All volumes.
     List,

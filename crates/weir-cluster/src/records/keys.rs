@@ -10,6 +10,8 @@ pub const SESSIONS: &str = "sessions/";
 pub const VOLUMES: &str = "volumes/";
 /// One key for each volume's identity, with the volume's name: no two volumes have the same. See [`volume_id`].
 pub const VOLUME_IDS: &str = "volume-ids/";
+/// All [`super::CoordinatorRecord`]s. See [`coordinator`].
+pub const COORDINATORS: &str = "coordinators/";
 /// All [`super::DiskRecord`]s.
 pub const DISKS: &str = "disks/";
 /// All [`super::StoppedRecord`]s.
@@ -86,6 +88,12 @@ pub fn volume(name: &str) -> String {
 #[must_use]
 pub fn volume_id(id: u64) -> String {
     format!("{VOLUME_IDS}{id:016x}")
+}
+
+/// `coordinators/<identity>`: of a volume, whatever its name.
+#[must_use]
+pub fn coordinator(volume: u64) -> String {
+    format!("{COORDINATORS}{volume:016x}")
 }
 
 /// `disks/<name>`.

@@ -20,8 +20,8 @@ pub use limit::Limit;
 pub use medium::{Medium, NotAMedium};
 pub use migration::{EpochBaseRecord, MigrationRecord};
 pub use node::{
-    EventRecord, MediumSpace, MemberRecord, NodeRecord, NodeRef, ReleasedRecord, Step, StoppedHow,
-    StoppedRecord, UnfinishedRecord, VolumeKind, VolumeRecord,
+    CoordinatorRecord, EventRecord, LunRecord, MediumSpace, MemberRecord, NodeRecord, NodeRef,
+    ReleasedRecord, Step, StoppedHow, StoppedRecord, UnfinishedRecord, VolumeKind, VolumeRecord,
 };
 pub use node_states::{Drain, Isolation, MAX_ISOLATIONS, NodeStateRecord, NodeStatesRecord, Quarantine};
 

@@ -197,6 +197,32 @@ impl Record for MemberRecord {
 pub enum VolumeKind {
     /// A directory.
     Dir,
+    /// A shared block device with a filesystem of its own.
+    Lun,
+}
+
+/// The LUN of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LunRecord {
+    /// By which operators know it: its WWN or serial number.
+    pub identity: String,
+    /// `ext4` or `xfs`.
+    pub filesystem: String,
+    /// The filesystem's identity, by which nodes find the LUN, in 32 hexadecimal digits.
+    pub uuid: String,
+    /// The volume's identity in the heartbeat area, in 32 hexadecimal digits.
+    pub mark: String,
+    /// First byte of the heartbeat area on the LUN.
+    pub heartbeat: u64,
+}
+
+impl LunRecord {
+    /// The 16 bytes of an identity in hexadecimal digits.
+    #[must_use]
+    pub fn bytes(text: &str) -> Option<[u8; 16]> {
+        let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32)?;
+        Some(number.to_be_bytes())
+    }
 }
 
 /// `volumes/<name>`.
@@ -210,6 +236,17 @@ pub struct VolumeRecord {
     pub path: PathBuf,
     /// The identity stored in the directory, so that a node detects an unmounted or different one.
     pub id: u64,
+    /// The LUN, of a volume that is one. Its path is that on the node where it was made: a LUN is known by its identity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lun: Option<LunRecord>,
+}
+
+impl VolumeRecord {
+    /// A volume in a directory.
+    #[must_use]
+    pub fn dir(name: impl Into<String>, path: PathBuf, id: u64) -> VolumeRecord {
+        VolumeRecord { name: name.into(), kind: VolumeKind::Dir, path, id, lun: None }
+    }
 }
 
 impl Record for VolumeRecord {
@@ -221,7 +258,41 @@ impl Record for VolumeRecord {
             let reason = format!("its path {} is not absolute", self.path.display());
             return Err(RecordError::Contradiction { kind: Self::KIND, reason });
         }
+        let is_whole =
+            |lun: &LunRecord| [&lun.uuid, &lun.mark].into_iter().all(|id| LunRecord::bytes(id).is_some());
+        let fits = match self.kind {
+            VolumeKind::Dir => self.lun.is_none(),
+            VolumeKind::Lun => self.lun.as_ref().is_some_and(is_whole),
+        };
+        if !fits {
+            let reason = "its LUN is not that of its kind".to_owned();
+            return Err(RecordError::Contradiction { kind: Self::KIND, reason });
+        }
         Ok(())
+    }
+}
+
+/// `coordinators/<identity of the volume>`: who coordinates a volume on a LUN, and who may have its filesystem mounted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoordinatorRecord {
+    /// The volume's name.
+    pub volume: String,
+    /// Grows with each claim.
+    pub epoch: u64,
+    /// The coordinator; it may not have mounted yet.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub coordinator: Option<NodeRef>,
+    /// Processes that may have the filesystem mounted.
+    #[serde(default)]
+    pub mounts: Vec<NodeRef>,
+}
+
+impl Record for CoordinatorRecord {
+    const KIND: &'static str = "coordinator";
+
+    fn check(&self) -> Result<(), RecordError> {
+        let nodes = self.coordinator.iter().chain(&self.mounts).map(|process| &process.node);
+        nodes.chain([&self.volume]).try_for_each(|name| check_name(name))
     }
 }
 

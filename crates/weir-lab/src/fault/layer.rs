@@ -2,13 +2,15 @@
 
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use slab::Slab;
 use weir_block::{
     BufferPool, Code, Completion, Destage, ErrorKind, Event, IoError, Layer, LayerInfo, LayerMeter, Nanos,
     OwnerId, Reactor, Region, Request, RequestKind, Tag,
 };
-use weir_volume::{Backing, VolumeError};
+use weir_volume::{Backing, CoordinatorWay, VolumeError};
 
 use super::timing::{self, Fate, Timing};
 
@@ -244,6 +246,22 @@ impl<L: Backing, T: Timing> Backing for Held<L, T> {
 
     fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
         self.inner.resize(size)
+    }
+
+    fn own(&mut self, epoch: u64, until: &Arc<AtomicU64>) {
+        self.inner.own(epoch, until);
+    }
+
+    fn wants_coordinator(&mut self, now: Nanos) -> bool {
+        self.inner.wants_coordinator(now)
+    }
+
+    fn coordinator(&mut self, reactor: &mut Reactor, way: CoordinatorWay) {
+        self.inner.coordinator(reactor, way);
+    }
+
+    fn abandon(&mut self, reactor: &mut Reactor) {
+        self.inner.abandon(reactor);
     }
 }
 

@@ -54,8 +54,8 @@ impl Stack {
         let path = directory.path().join("pool");
         std::fs::create_dir(&path).map_err(LabError::system("making the pool"))?;
         let client = lab.client("n1")?;
-        let (volume, kind) = ("pool".to_owned(), "dir".to_owned());
-        client.create_volume(&CreateVolume { name: volume.clone(), kind, path })?;
+        let volume = "pool".to_owned();
+        client.create_volume(&CreateVolume::dir(&*volume, path))?;
         let (name, policy) = (DISK.to_owned(), policy.to_owned());
         client.create_disk(&CreateDisk {
             name,

@@ -8,8 +8,8 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_block::size::Size;
 use weir_node::config::{
-    ApiConfig, Config, FlashConfig, IdentityConfig, LeaseConfig, LimitsConfig, NbdConfig, NodesConfig,
-    PeersConfig, RegistryConfig, ResourcesConfig,
+    ApiConfig, Config, FlashConfig, IdentityConfig, LeaseConfig, LimitsConfig, LunConfig, NbdConfig,
+    NodesConfig, PeersConfig, RegistryConfig, ResourcesConfig,
 };
 use weir_node::nbd_address::NbdAddress;
 use weir_node::units::Period;
@@ -70,6 +70,10 @@ pub struct LabConfig {
     pub identities: bool,
     /// The nodes' registry, if it is an etcd; otherwise the lab starts one of its own.
     pub etcd: Option<LabEtcd>,
+    /// Each node's own path to a LUN, by number: block devices of one image. A node beyond them has none.
+    pub luns: Vec<PathBuf>,
+    /// Keeps nodes from the LUN.
+    pub fence_command: Option<PathBuf>,
 }
 
 /// An etcd with TLS that runs beside the lab and is not the lab's to end.
@@ -124,6 +128,8 @@ impl LabConfig {
             fault_domains: Vec::new(),
             identities: false,
             etcd: None,
+            luns: Vec::new(),
+            fence_command: None,
         }
     }
 }
@@ -206,6 +212,11 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
             plaintext: identity.directory.is_none(),
         },
         identity,
+        lun: LunConfig {
+            devices: lun_of(config, number),
+            fence_command: config.fence_command.clone(),
+            ..LunConfig::default()
+        },
         nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![NbdAddress::plaintext(nbd_tcp)] },
         api: ApiConfig { socket: Some(node.api.clone()), listen: None },
         limits: LimitsConfig {
@@ -224,6 +235,15 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
     Config::parse(&text, &node.config).map_err(|error| LabError::Invalid(error.to_string()))?;
     fs::write(&node.config, text).map_err(LabError::system(format!("writing {}", node.config.display())))?;
     Ok(node)
+}
+
+/// The devices of a node that may be LUNs. Others' paths to the one image are none of its own.
+fn lun_of(config: &LabConfig, number: usize) -> Vec<PathBuf> {
+    match config.luns.get(number - 1) {
+        Some(path) => vec![path.clone()],
+        None if config.luns.is_empty() => Vec::new(),
+        None => vec![PathBuf::from("/dev/null")],
+    }
 }
 
 /// Two ports that are free at present, held together while they are chosen, so that they differ. They are below those that the

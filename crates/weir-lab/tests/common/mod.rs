@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub mod etcd;
+pub mod lun;
 mod program;
 pub mod rounds;
 
@@ -119,8 +120,7 @@ impl Bench {
         tune(&mut config);
         let medium = if matches!(config.flash, LabFlash::None) { Medium::Ram } else { Medium::Flash };
         let lab = Lab::up(&config).unwrap();
-        let volume =
-            CreateVolume { name: "pool".into(), kind: "dir".into(), path: directory.path().join("pool") };
+        let volume = CreateVolume::dir("pool", directory.path().join("pool"));
         lab.any_client().unwrap().create_volume(&volume).unwrap();
         let bench = Bench { lab, directory, medium, etcd: None };
         bench.create(DISK, policy);

@@ -101,7 +101,7 @@ impl Site {
 
     fn create_disk(&self, plan: &Plan, volume: PathBuf) {
         let client = self.bench.lab.any_client().unwrap();
-        let volume = CreateVolume { name: "pool".into(), kind: "dir".into(), path: volume };
+        let volume = CreateVolume::dir("pool", volume);
         client.create_volume(&volume).unwrap();
         let disk = CreateDisk {
             name: DISK.into(),

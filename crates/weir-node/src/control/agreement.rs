@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use weir_cluster::records::{DiskRecord, NodeRef};
-use weir_volume::{BackingKind, BackingOptions};
+use weir_volume::BackingOptions;
 
 use weir_block::Nanos;
 
@@ -53,7 +53,7 @@ pub async fn check(node: &Node, record: &DiskRecord) -> Result<(), Unopened> {
     };
     let end = begun + OPENED;
     loop {
-        let (disk, backing) = (record.name.clone(), BackingKind::Path(place.path.clone()));
+        let (disk, backing) = (record.name.clone(), place.backing.clone());
         let options = Box::new(options.clone());
         let ask = |answer| Command::CanOpen { disk, backing, options, answer };
         let asked = weir_task::timeout(end - Nanos::now(), node.shards.ask(&record.name, ask)).await;
@@ -156,7 +156,7 @@ mod tests {
     use std::sync::Arc;
 
     use weir_cluster::membership::{NodeSession, SessionConfig};
-    use weir_cluster::records::{NodeRecord, Record, VolumeKind, VolumeRecord, keys};
+    use weir_cluster::records::{NodeRecord, Record, VolumeRecord, keys};
     use weir_volume::DirVolume;
 
     use super::*;
@@ -189,7 +189,7 @@ mod tests {
         tokio::spawn(async move { while told.recv().await.is_some() {} });
         let path = directory.path().join("volume");
         std::fs::create_dir(&path).unwrap();
-        let volume = VolumeRecord { name: "v".into(), kind: VolumeKind::Dir, path: path.clone(), id: 7 };
+        let volume = VolumeRecord::dir("v", path.clone(), 7);
         asked.registry.transact(volume.create(keys::volume("v"))).await.unwrap();
         let record = disk_of_a(&asked, |record| record.owner = Some(NodeRef::new("b", 1))).await;
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();

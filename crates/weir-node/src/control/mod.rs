@@ -15,6 +15,7 @@
 //! - [`capacity`], [`admission`]: this node's capacity for write logs, and its limit;
 //! - [`provisioning`], [`intents`]: files of disks that are being created or deleted;
 //! - [`supervisor`]: starts the tasks, routes the shards' notices, keeps the membership;
+//! - [`coordinators`]: the volumes on LUNs, as this node sees them;
 //! - [`clocks`]: the nodes' wall clocks, compared;
 //! - [`shards`]: the way to the shards;
 //! - [`watchdog`]: reports a shard that hangs or spins.
@@ -26,6 +27,7 @@ pub mod agreement;
 pub mod capacity;
 pub mod change;
 pub mod clocks;
+pub mod coordinators;
 pub mod copies;
 pub mod decide;
 pub mod disk;

@@ -11,12 +11,13 @@ use weir_block::LayerInfo;
 use weir_cluster::events::Events;
 use weir_cluster::membership::NodeSession;
 use weir_cluster::node_state::{self, Rules};
-use weir_cluster::records::{DiskRecord, Record, Source, VolumeRecord, keys};
+use weir_cluster::records::{DiskRecord, Record, Source, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{Entry, Registry};
-use weir_volume::{DirVolume, FileIdentity, VolumeError};
+use weir_volume::{BackingKind, DirVolume, FileIdentity, VolumeError};
 
 use super::capacity::LogCapacity;
 use super::clocks::Clocks;
+use super::coordinators::Coordinators;
 use super::intents::Intents;
 use super::registry_copy::RegistryCopy;
 use super::rights::Rights;
@@ -62,6 +63,8 @@ pub struct Node {
     pub capacity: LogCapacity,
     /// Disks that are being made or deleted.
     pub intents: Intents,
+    /// The volumes on LUNs, as this node sees them.
+    pub coordinators: Coordinators,
 }
 
 impl std::fmt::Debug for Node {
@@ -112,11 +115,17 @@ impl Node {
     /// In words: the volume is unknown.
     pub async fn place_of(&self, record: &DiskRecord) -> Result<Place, String> {
         match &record.source {
-            Source::Device { path } => Ok(Place { path: path.clone(), volume: None }),
+            Source::Device { path } => Ok(Place { backing: BackingKind::Path(path.clone()), volume: None }),
             Source::File { name } => {
                 let volume = self.volume(&record.volume).await.map_err(|error| error.message)?;
+                if volume.kind == VolumeKind::Lun {
+                    let file = DirVolume::file_of(name).map_err(|error| error.to_string())?;
+                    let lun = self.coordinators.get(&volume.name).lun;
+                    let backing = BackingKind::Lun { volume: volume.name, file, lun };
+                    return Ok(Place { backing, volume: None });
+                }
                 let path = DirVolume::path_of(&volume.path, name).map_err(|error| error.to_string())?;
-                Ok(Place { path, volume: Some(volume.id) })
+                Ok(Place { backing: BackingKind::Path(path), volume: Some(volume.id) })
             }
         }
     }
@@ -158,9 +167,9 @@ impl Node {
 /// Where a disk's data is, from one reading of the registry.
 #[derive(Clone, Debug)]
 pub struct Place {
-    /// The file or device.
-    pub path: PathBuf,
-    /// The identity of the volume that the file is in; `None` for a device.
+    /// Its bytes.
+    pub backing: BackingKind,
+    /// The identity of the volume whose directory the file is in; `None` for others.
     pub volume: Option<u64>,
 }
 

@@ -17,13 +17,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_cluster::records::{DiskRecord, Record, Step, UnfinishedRecord, VolumeRecord, keys};
+use weir_cluster::records::{DiskRecord, Record, Step, UnfinishedRecord, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{Entry, RegistryError, Transaction};
-use weir_volume::{DirVolume, VolumeError};
+use weir_volume::{DirVolume, DiskFiles, LunVolume, VolumeError};
 
 use super::decide::is_live;
 use super::intents::UnderWay;
 use super::node::{Node, blocking, unavailable};
+use crate::coordination;
 use crate::error::{ApiError, ApiErrorKind};
 
 /// Between two looks for what others have left.
@@ -55,9 +56,34 @@ async fn to_its_end<T: Send + 'static>(
     weir_task::spawn(step).await.map_err(cut_off)?
 }
 
-/// The directory of a volume, if it is the volume.
-fn open(volume: &VolumeRecord) -> Result<DirVolume, VolumeError> {
-    DirVolume::open_as(&volume.path, volume.id)
+/// Where the files of a volume's disks are, as this node reaches them.
+pub(crate) enum Files {
+    /// In its directory, if that is the volume.
+    Dir(VolumeRecord),
+    /// On the filesystem of its LUN, if this node coordinates it.
+    Lun(String, Option<LunVolume>),
+}
+
+impl Files {
+    pub(crate) fn of(node: &Node, volume: VolumeRecord) -> Files {
+        if volume.kind != VolumeKind::Lun {
+            return Files::Dir(volume);
+        }
+        let mounted = node.coordinators.get(&volume.name).mounted;
+        Files::Lun(volume.name, mounted.map(|(_, mounted)| LunVolume(mounted)))
+    }
+
+    /// Blocks.
+    ///
+    /// # Errors
+    /// The directory is not the volume; or this node does not coordinate it.
+    pub(crate) fn open(&self) -> Result<Box<dyn DiskFiles>, VolumeError> {
+        match self {
+            Files::Dir(volume) => Ok(Box::new(DirVolume::open_as(&volume.path, volume.id)?)),
+            Files::Lun(_, Some(volume)) => Ok(Box::new(volume.clone())),
+            Files::Lun(name, None) => Err(VolumeError::NotCoordinator(name.clone())),
+        }
+    }
 }
 
 /// The part of a transaction that adds the first trace of a disk to a volume: it requires the volume's record as it was read, and
@@ -85,8 +111,8 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError
         let (entry, volume) = node.volume_entry(&record.volume).await?;
         finish_others(node, &name).await?;
         // A file that is not ours must not stand under our note at any time.
-        let (directory, file) = (volume.clone(), name.clone());
-        blocking(move || open(&directory)?.check_free(&file)).await?;
+        let (files, file) = (Files::of(node, volume.clone()), name.clone());
+        blocking(move || files.open()?.check_free(&file)).await?;
         let before = in_volume(&entry).absent(disk.clone());
         match Note::write(node, record, Step::Making, "", before).await {
             Ok(note) => break (note, volume),
@@ -97,8 +123,8 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError
             Err(error) => return Err(unavailable(error)),
         }
     };
-    let file = name.clone();
-    if let Err(error) = blocking(move || open(&volume)?.create_disk(&file, size)).await {
+    let (files, file) = (Files::of(node, volume), name.clone());
+    if let Err(error) = blocking(move || files.open()?.create_disk(&file, size)).await {
         match error.kind {
             // The file of a process that does not use notes.
             ApiErrorKind::Exists => note.strike_off().await,
@@ -215,8 +241,8 @@ async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str
         return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("`weir events` tells its end"));
     };
     // Without the mount, no file would be found, and none removed.
-    let volume = node.volume(&record.volume).await?;
-    blocking(move || open(&volume).map(drop)).await?;
+    let files = Files::of(node, node.volume(&record.volume).await?);
+    blocking(move || files.open().map(drop)).await?;
     let gone = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision).delete(entry.key.clone());
     match Note::write(node, record, Step::Removing, lost, gone).await {
         Ok(note) => note.finish().await.map(drop),
@@ -286,8 +312,8 @@ async fn take_over(node: &Node, entry: &Entry) -> Result<PathBuf, ApiError> {
             "disk {disk} is being made or deleted by {by}, or was when it fell silent{until}"
         ));
     }
-    let volume = node.volume(&record.volume).await?;
-    blocking(move || open(&volume).map(drop)).await?;
+    let files = Files::of(node, node.volume(&record.volume).await?);
+    blocking(move || files.open().map(drop)).await?;
     let replaces = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision);
     match Note::put(node, record, replaces).await {
         Ok(note) => {
@@ -355,6 +381,10 @@ impl<'a> Note<'a> {
     /// says what is lost is the note's. Returns the file's path.
     async fn finish(self) -> Result<PathBuf, ApiError> {
         let volume = self.node.volume(&self.record.volume).await?;
+        if volume.kind == VolumeKind::Lun {
+            coordination::stop_serving(self.node, &volume.name, Some(&self.record.disk)).await;
+        }
+        let files = Files::of(self.node, volume);
         let entry = self.node.registry.get(&self.key).await.map_err(unavailable)?;
         if entry.is_none_or(|entry| entry.mod_revision != self.revision) {
             let message = format!("disk {}: another node has taken this step over", self.record.disk);
@@ -362,7 +392,7 @@ impl<'a> Note<'a> {
         }
         let (name, step) = (self.record.disk.clone(), self.record.step);
         let removed = blocking(move || {
-            let volume = open(&volume)?;
+            let volume = files.open()?;
             let path = volume.disk_path(&name)?;
             match step {
                 Step::Making => volume.delete_unwritten(&name)?,
@@ -395,7 +425,7 @@ impl<'a> Note<'a> {
 
 #[cfg(test)]
 mod tests {
-    use weir_cluster::records::{EventRecord, NodeRef, Policy, Source, VolumeKind};
+    use weir_cluster::records::{EventRecord, NodeRef, Policy, Source};
 
     use super::*;
     use crate::control::disk::tests::{node, node_at};
@@ -439,7 +469,7 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         let volume = DirVolume::open(&path).unwrap();
         let id = volume.identify(7).unwrap();
-        let entry = VolumeRecord { name: "v".into(), kind: VolumeKind::Dir, path, id };
+        let entry = VolumeRecord::dir("v", path, id);
         node.registry.transact(entry.create(keys::volume("v"))).await.unwrap();
         volume
     }

@@ -178,6 +178,14 @@ impl RegistryCopy {
         note.is_some_and(|note| note.machine.is_some() && note.machine == self.machine)
     }
 
+    /// Processes of a node before this one that are known to have ended.
+    #[must_use]
+    pub fn former_of(&self, me: &NodeRef) -> Vec<NodeRef> {
+        let stopped = self.stopped.now();
+        let own = stopped.values().map(|note| &note.node).filter(|one| one.node == me.node && **one != *me);
+        own.cloned().collect()
+    }
+
     /// Whether a former owner has declared that it has no I/O to the disk in flight any more.
     #[must_use]
     pub fn has_released(&self, disk: &str, epoch: u64, node: &NodeRef) -> bool {

@@ -11,6 +11,7 @@ use weir_cluster::membership::SessionState;
 
 use super::disk::{self, Inbox, Message, Request};
 use super::node::Node;
+use crate::coordination;
 use crate::error::{ApiError, ApiErrorKind};
 use crate::shard::messages::Notice;
 use crate::throttles::JOIN_FAILED;
@@ -107,6 +108,9 @@ pub async fn run(node: Arc<Node>, tasks: Arc<Tasks>, mut notices: mpsc::Receiver
             biased;
             changed = disks.changed() => if changed.is_err() { return },
             notice = notices.recv() => match notice {
+                Some(Notice::WantCoordinator { disk }) => {
+                    weir_task::spawn(coordination::connect(Arc::clone(&node), disk));
+                }
                 Some(notice) => tasks.pass(notice, &node),
                 None => return,
             },
@@ -130,6 +134,7 @@ fn disk_of(notice: &Notice) -> &str {
         Notice::WantConfiguration { disk, .. }
         | Notice::WantPeer { disk, .. }
         | Notice::Refused { disk, .. }
+        | Notice::WantCoordinator { disk }
         | Notice::Event { disk, .. } => disk,
     }
 }

@@ -1,5 +1,7 @@
 //! Deletion of disks.
 
+use std::path::PathBuf;
+
 use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Mode, keys};
 
@@ -37,9 +39,15 @@ impl Operations {
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return self.forward(&owner, name, "delete", &wanted).await;
         }
+        if record.owner.is_none()
+            && let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await?
+        {
+            return self.forward(&coordinator, name, "delete", &wanted).await;
+        }
         self.check_not_serving(&record).await?;
         let place = self.node.place_of(&record).await;
-        let path = place.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?.path;
+        let place = place.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
+        let path = PathBuf::from(place.backing.to_string());
         let allocated = self.allocated(&record, false).await;
         let lost = self.lost_with(&record).await;
         self.check_deletable(&record, lost.as_deref(), wanted.force).await?;
@@ -54,6 +62,9 @@ impl Operations {
         } else {
             if record.owner.as_ref() == Some(&self.me()) {
                 self.ask(name, |done| Request::Release { done }).await?;
+            }
+            if let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await? {
+                return self.forward(&coordinator, name, "delete", &wanted).await;
             }
             self.remove(name, wanted.force).await?;
         }

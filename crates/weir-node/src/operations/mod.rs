@@ -3,6 +3,7 @@
 mod cluster;
 mod delete;
 pub mod health;
+mod luns;
 mod measured;
 mod nodes;
 mod owners;
@@ -20,7 +21,7 @@ use weir_cluster::events::Events;
 use weir_cluster::migration::first_epoch;
 use weir_cluster::ownership;
 use weir_cluster::records::{
-    DiskRecord, Limit, Medium, NodeRecord, NodeRef, Policy, Record, Source, check_name, keys,
+    DiskRecord, Limit, Medium, NodeRecord, NodeRef, Policy, Record, Source, VolumeKind, check_name, keys,
 };
 
 use crate::api::{
@@ -161,6 +162,9 @@ impl Operations {
         check_name(&wanted.name).map_err(|error| invalid(&error))?;
         self.check_cluster()?;
         check_size(wanted.size)?;
+        if let Some(coordinator) = self.coordinated_elsewhere(&wanted.volume).await? {
+            return self.forward(&coordinator, &wanted.name, "create", &wanted).await;
+        }
         let policy: Policy = parse_policy(&wanted.policy)?;
         let source = Source::File { name: wanted.name.clone() };
         let CreateDisk { name, volume, size, logical_block, medium, limit, .. } = wanted;
@@ -399,6 +403,17 @@ impl Operations {
     /// The API of another node.
     fn api_of(&self, record: &NodeRecord) -> Answer<At> {
         At::of_node(&self.node.config.api_socket(), self.node.identity.as_deref(), record)
+    }
+
+    /// The living coordinator of a volume on a LUN, when that is another node: only it reaches the files of the volume's disks.
+    async fn coordinated_elsewhere(&self, volume: &str) -> Answer<Option<NodeRef>> {
+        if self.node.volume(volume).await?.kind != VolumeKind::Lun {
+            return Ok(None);
+        }
+        let state = self.node.coordinators.get(volume);
+        let live = self.node.records.nodes.now();
+        let other = state.coordinator.filter(|one| *one != self.me() && is_live(&live, one));
+        Ok(other.filter(|_| state.mounted.is_none()))
     }
 
     /// The living owner of a disk, when that is another node.

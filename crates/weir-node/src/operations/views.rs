@@ -10,7 +10,6 @@ use weir_cluster::node_state::Cluster;
 use weir_cluster::placement::{self, Live};
 use weir_cluster::records::{DiskRecord, NodeRef, Policy, Record, Source, Spread, keys};
 use weir_cluster::registry::{Listing, RegistryError};
-use weir_volume::DirVolume;
 
 use super::owners::{Known, Said};
 use super::{Answer, Operations, health};
@@ -20,6 +19,7 @@ use crate::api::{
 };
 use crate::control::decide::{Decision, Local, Situation, decide, is_live};
 use crate::control::node::blocking;
+use crate::control::provisioning::Files;
 use crate::members;
 use crate::shard::messages::DiskStatus;
 
@@ -182,12 +182,12 @@ impl Operations {
     /// The space of the disk in its volume; absent for a device, or if the file is not accessible from here.
     pub(super) async fn allocated(&self, record: &DiskRecord, registry_is_away: bool) -> Option<u64> {
         let Source::File { name } = &record.source else { return None };
-        let directory = match registry_is_away {
-            true => self.node.volume_path(&record.volume).ok()?,
-            false => self.node.volume(&record.volume).await.ok()?.path,
+        let volume = match registry_is_away {
+            true => self.node.records.volumes.now().get(&record.volume).cloned()?,
+            false => self.node.volume(&record.volume).await.ok()?,
         };
-        let name = name.clone();
-        let look = blocking(move || DirVolume::open(directory)?.allocated(&name));
+        let (files, name) = (Files::of(&self.node, volume), name.clone());
+        let look = blocking(move || files.open()?.allocated(&name));
         tokio::time::timeout(STORAGE, look).await.ok()?.ok()
     }
 

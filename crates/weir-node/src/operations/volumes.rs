@@ -37,20 +37,31 @@ impl Operations {
             disks: disks.iter().filter(|volume| **volume == record.name).count(),
             ..self.volume_view(&record)
         };
-        Ok(volumes.map(view).collect())
+        let mut views = Vec::new();
+        for record in volumes {
+            let lun = self.lun_view(&record).await;
+            views.push(VolumeView { lun, ..view(record) });
+        }
+        Ok(views)
     }
 
-    async fn volume_records(&self) -> Answer<Vec<VolumeRecord>> {
+    pub(super) async fn volume_records(&self) -> Answer<Vec<VolumeRecord>> {
         let volumes = self.node.registry.list(keys::VOLUMES).await.map_err(unavailable)?;
         Ok(volumes.entries.iter().filter_map(|entry| VolumeRecord::of(entry).ok()).collect())
     }
 
     fn volume_view(&self, record: &VolumeRecord) -> VolumeView {
+        let kind = match record.kind {
+            VolumeKind::Dir => "dir",
+            VolumeKind::Lun => "lun",
+            _ => "unknown",
+        };
         VolumeView {
             name: record.name.clone(),
-            kind: "dir".to_owned(),
+            kind: kind.to_owned(),
             path: record.path.clone(),
             disks: self.node.records.disks.now().values().filter(|disk| disk.volume == record.name).count(),
+            lun: None,
         }
     }
 
@@ -62,11 +73,11 @@ impl Operations {
         let invalid = |message: String| ApiError::new(ApiErrorKind::Invalid, message);
         check_named(&wanted.name)?;
         self.check_cluster()?;
-        if wanted.kind != "dir" {
-            return Err(invalid(format!("{:?} is not a kind of volume; use dir", wanted.kind)));
+        if wanted.kind == "lun" {
+            return self.create_lun(wanted).await;
         }
-        let mut record =
-            VolumeRecord { name: wanted.name, kind: VolumeKind::Dir, path: wanted.path, id: random() };
+        check_dir(&wanted)?;
+        let mut record = VolumeRecord::dir(wanted.name, wanted.path, random());
         record.check().map_err(|error| invalid(error.to_string()))?;
         let known = self.volume_records().await?;
         if known.iter().any(|other| other.name == record.name) {
@@ -90,6 +101,11 @@ impl Operations {
         if let Some(other) = known.iter().find(|other| other.id == record.id) {
             return Err(same_volume(&record, &other.name));
         }
+        self.register(record).await
+    }
+
+    /// Puts a new volume's record into the registry, if neither its name nor its identity is taken.
+    pub(super) async fn register(&self, record: VolumeRecord) -> Answer<VolumeView> {
         let id = keys::volume_id(record.id);
         let create =
             record.create(keys::volume(&record.name)).absent(id.clone()).put(id.clone(), &*record.name);
@@ -125,6 +141,10 @@ impl Operations {
         let record = VolumeRecord::of(&entry)
             .map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))?;
         let disks = self.disks_in(name).await?;
+        let what = match record.kind {
+            VolumeKind::Lun => "the filesystem on its LUN stays",
+            _ => "its directory stays",
+        };
         if !disks.is_empty() {
             let more = disks.len().saturating_sub(NAMED);
             let more = if more > 0 { format!(" and {more} more") } else { String::new() };
@@ -150,7 +170,7 @@ impl Operations {
             }
             Err(error) => return Err(unavailable(error)),
         }
-        self.node.journal.tell("volume-deleted", name, format!("{} stays", record.path.display()));
+        self.node.journal.tell("volume-deleted", name, format!("{}: {what}", record.path.display()));
         Ok(deleted)
     }
 
@@ -176,14 +196,34 @@ impl Operations {
     }
 }
 
-/// Two volumes must not share a directory.
+/// A wish for a volume in a directory has nothing that only a LUN has.
+pub(super) fn check_dir(wanted: &CreateVolume) -> Answer<()> {
+    let invalid = |message: String| Err(ApiError::new(ApiErrorKind::Invalid, message));
+    match wanted {
+        CreateVolume { kind, .. } if kind != "dir" => {
+            invalid(format!("{kind:?} is not a kind of volume; use dir or lun"))
+        }
+        CreateVolume { format: None, identity: None, .. } => Ok(()),
+        CreateVolume { .. } => {
+            invalid("a directory has no format and no identity; they are for --kind lun".into())
+        }
+    }
+}
+
+/// Two volumes must not share a directory, or a LUN.
 fn same_volume(record: &VolumeRecord, other: &str) -> ApiError {
+    if record.kind == VolumeKind::Lun {
+        let message = format!("the filesystem on {} is that of volume {other}", record.path.display());
+        return ApiError::new(ApiErrorKind::Exists, message).hint(
+            "if it is a copy of that LUN, give it another identity (xfs_admin -U, tune2fs -U), and try again",
+        );
+    }
     let message = format!("{} is the directory of volume {other}", record.path.display());
     ApiError::new(ApiErrorKind::Exists, message)
         .hint("if it is a copy of that directory, remove the file .weir-volume from it, and try again")
 }
 
-fn exists(name: &str) -> ApiError {
+pub(super) fn exists(name: &str) -> ApiError {
     ApiError::new(ApiErrorKind::Exists, format!("there is a volume {name} already"))
 }
 
@@ -209,7 +249,7 @@ mod tests {
     }
 
     fn wanted(name: &str, path: &Path) -> CreateVolume {
-        CreateVolume { name: name.into(), kind: "dir".into(), path: path.to_owned() }
+        CreateVolume::dir(name, path.to_owned())
     }
 
     fn new_directory(parent: &Path, name: &str) -> PathBuf {

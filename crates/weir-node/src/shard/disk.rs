@@ -11,7 +11,7 @@ use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, 
 use weir_export::{Client, Exports, Rate, Workspace};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
-use weir_volume::{Backing, BackingKind, BackingOptions};
+use weir_volume::{Backing, BackingKind, BackingOptions, CoordinatorWay};
 
 use super::health::DelayCounters;
 use super::load::RunningLoad;
@@ -97,7 +97,8 @@ impl Disk {
             ..AccelConfig::standalone(open.log_bytes)
         };
         let backing_id = backing.owner();
-        let backing = config.wrap.bottom(&open.disk, backing);
+        let mut backing = config.wrap.bottom(&open.disk, backing);
+        backing.own(open.configuration.epoch, &open.serves_until);
         reactor.guard(backing_id, &open.serves_until);
         let accel = Accel::new(
             reactor,
@@ -342,6 +343,25 @@ impl Disk {
         self.exports.flush(reactor, workspace);
     }
 
+    fn backing(&mut self) -> &mut Box<dyn Backing> {
+        self.accel().lower_mut().inner_mut()
+    }
+
+    /// Whether it needs a way to its volume's coordinator.
+    pub fn wants_coordinator(&mut self, now: Nanos) -> bool {
+        self.backing().wants_coordinator(now)
+    }
+
+    /// It is closed: its volume's coordinator has nothing more to do with this node.
+    pub fn let_go(&mut self, reactor: &mut Reactor) {
+        self.backing().abandon(reactor);
+    }
+
+    /// A way to its volume's coordinator.
+    pub fn coordinator(&mut self, reactor: &mut Reactor, way: CoordinatorWay) {
+        self.backing().coordinator(reactor, way);
+    }
+
     /// What the accelerator wants.
     pub fn take_notices(&mut self, out: &mut Vec<AccelNotice>) {
         self.accel().take_notices(out);
@@ -394,6 +414,7 @@ impl Disk {
             return None;
         }
         self.exports.dismiss(reactor, workspace);
+        self.backing().abandon(reactor);
         self.holding = None;
         let held = self.accel().release(reactor);
         self.stop_load();
@@ -449,7 +470,7 @@ impl Disk {
 
     /// The disk has grown to `size` bytes, as its record says; its file has been lengthened before.
     pub fn resize(&mut self, size: u64) -> Result<(), String> {
-        self.accel().lower_mut().inner_mut().resize(size).map_err(|error| error.to_string())
+        self.backing().resize(size).map_err(|error| error.to_string())
     }
 
     /// The meters from the export down.

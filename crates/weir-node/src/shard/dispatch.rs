@@ -13,6 +13,8 @@ pub enum Target {
     Layers(usize),
     /// The replica in this slot.
     Replica(usize),
+    /// The disk in this slot, which is served to its owner.
+    Served(usize),
     /// The flash store in this slot, which is not needed any more.
     Retired(usize),
 }

@@ -4,6 +4,7 @@
 //! compare-and-swap in the registry, a connection to a peer) and passes the registry's records to the shard. The shard never
 //! waits for an answer.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use weir_block::{LayerMeter, Stream};
 use weir_export::{Client, Delays, Rate};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
+use weir_volume::lun::serving::OpenedDisk;
 use weir_volume::{BackingKind, BackingOptions, FileIdentity, Mark, Trace};
 
 /// The way in which a disk comes to this node.
@@ -169,8 +171,34 @@ pub enum Command {
         force: bool,
         answer: oneshot::Sender<Result<Summary, String>>,
     },
+    /// This node coordinates the volume of a disk, in `epoch`: serve it to its owner, who is of the epoch `owner` at least. Answered when that
+    /// is begun, or with the reason why not.
+    Serve {
+        disk: String,
+        opened: OpenedServed,
+        epoch: u64,
+        owner: Option<u64>,
+        done: oneshot::Sender<Result<(), String>>,
+    },
+    /// This node does not coordinate the volume of a disk any more. Answered when nothing of it is under way.
+    StopServing { disk: String, done: oneshot::Sender<()> },
+    /// The owner of a disk that is served here has connected.
+    OwnerConnected { disk: String, stream: Stream },
+    /// A connection to the coordinator of an open disk's volume is there.
+    CoordinatorConnected { disk: String, stream: Stream },
+    /// This node coordinates the volume of an open disk, and serves it.
+    CoordinatorHere { disk: String },
     /// Close every disk (destaging first), then end the thread.
     Stop { done: oneshot::Sender<()> },
+}
+
+/// A disk of a volume that this node coordinates, on its way to its shard.
+pub struct OpenedServed(pub OpenedDisk);
+
+impl fmt::Debug for OpenedServed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OpenedServed")
+    }
 }
 
 /// The layer that a load is put on.
@@ -208,6 +236,8 @@ pub enum Notice {
     /// A replica knows a higher epoch: this node does not own the disk any more. The control plane reads the registry
     /// and sends `ReleaseDisk`.
     Refused { disk: String, epoch: u64 },
+    /// An open disk has no way to its volume's coordinator; answer with `CoordinatorConnected` or `CoordinatorHere`. It asks again.
+    WantCoordinator { disk: String },
     /// Something that the operator should read.
     Event { disk: String, kind: &'static str, text: String },
 }

@@ -2,6 +2,7 @@
 
 mod openings;
 mod replicas;
+mod served;
 
 use std::io;
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use weir_accel::flash::FlashStore;
 use weir_accel::{Accel, AccelNotice, ReplicaHost};
 use weir_block::{Event, Nanos, Reactor, Waker};
 use weir_export::Workspace;
-use weir_volume::Backing;
+use weir_volume::{Backing, CoordinatorWay};
 
 use super::disk::Disk;
 use super::dispatch::{Dispatch, Target};
@@ -23,6 +24,7 @@ use super::opener::Opener;
 use super::{ShardConfig, answer};
 use openings::{Opening, Trial};
 use replicas::Replica;
+use served::Served;
 
 /// Commands taken in one turn, so that a flood of them does not starve the disks.
 const COMMANDS_PER_TURN: usize = 64;
@@ -44,6 +46,8 @@ pub struct Turning {
     /// The disks and replicas go before the reactor that their sockets are watched by.
     disks: Slab<Disk>,
     replicas: Slab<Replica>,
+    /// Disks of volumes that this node coordinates.
+    served: Slab<Served>,
     /// Flash stores that are not needed any more and still have a write under way.
     retired: Slab<FlashStore>,
     /// Disks whose backings are being opened.
@@ -89,6 +93,7 @@ impl Turning {
             last_opening: 0,
             disks: Slab::new(),
             replicas: Slab::new(),
+            served: Slab::new(),
             retired: Slab::new(),
             dispatch: Dispatch::default(),
             workspace: Workspace::new(),
@@ -214,6 +219,7 @@ impl Turning {
                 Some(Target::Clients(slot)) => self.disks[slot].on_client_event(&event),
                 Some(Target::Layers(slot)) => self.disks[slot].on_layer_event(&mut self.reactor, event),
                 Some(Target::Replica(slot)) => self.replicas[slot].on_event(&self.reactor, event),
+                Some(Target::Served(slot)) => self.on_served_event(slot, event),
                 Some(Target::Retired(slot)) => self.on_retired_event(slot, event),
                 None => {}
             }
@@ -223,6 +229,7 @@ impl Turning {
     /// Gives a turn to the disks and replicas concerned. Whether anything came of it.
     fn turn(&mut self) -> bool {
         let mut moved = self.turn_replicas();
+        moved |= self.turn_served();
         let now = self.reactor.now();
         let mut due = std::mem::take(&mut self.due);
         let is_due = |disk: &Disk| disk.is_due(now, &self.reactor, &self.workspace);
@@ -257,6 +264,9 @@ impl Turning {
         disk.turn(&mut self.reactor, &mut self.workspace);
         disk.take_notices(&mut self.wanted);
         self.unsent.extend(self.wanted.drain(..).map(|notice| translate(&disk.name, notice)));
+        if disk.wants_coordinator(self.reactor.now()) {
+            self.unsent.push(Notice::WantCoordinator { disk: disk.name.clone() });
+        }
         let moved = disk.has_moved();
         if disk.is_over() {
             self.remove(slot);
@@ -291,7 +301,8 @@ impl Turning {
     }
 
     fn remove(&mut self, slot: usize) {
-        let disk = self.disks.remove(slot);
+        let mut disk = self.disks.remove(slot);
+        disk.let_go(&mut self.reactor);
         self.pulse.name(slot, None);
         for owner in disk.layers().chain(disk.clients()) {
             self.dispatch.clear(owner);
@@ -386,6 +397,16 @@ impl Turning {
                 Some(one) => one.start_load(layer, &workload, force, to),
                 None => answer(to, Err("the disk is not open here".into())),
             },
+            Command::Serve { disk, opened, epoch, owner, done } => {
+                let served = self.serve(disk, opened, epoch, owner);
+                answer(done, served);
+            }
+            Command::StopServing { disk, done } => self.stop_serving(&disk, done),
+            Command::OwnerConnected { disk, stream } => self.owner_connected(&disk, stream),
+            Command::CoordinatorConnected { disk, stream } => {
+                self.connect(&disk, CoordinatorWay::Remote(stream));
+            }
+            Command::CoordinatorHere { disk } => self.connect_here(&disk),
             Command::Stop { done } => self.stop(done),
             command => self.tell_accel(command),
         }

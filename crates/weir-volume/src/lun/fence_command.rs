@@ -61,8 +61,8 @@ impl Action {
 /// The command for one LUN.
 #[derive(Clone, Debug)]
 pub struct FenceCommand {
-    /// The program.
-    pub program: PathBuf,
+    /// The program. Without one, the operator keeps nodes from the LUN, and says so.
+    pub program: Option<PathBuf>,
     /// Its time.
     pub limit: Duration,
     /// The volume's name.
@@ -87,6 +87,17 @@ pub struct Target {
 /// The reason why it has not done its work.
 #[derive(Debug, thiserror::Error)]
 pub enum FenceError {
+    /// None is configured.
+    #[error(
+        "node {node} may have the filesystem of volume {volume} mounted, and no fence command is configured (lun.fence_command): make sure \
+         that it cannot write to the LUN, for example by switching it off, and run `weir volume confirm-fenced {volume} {node}`"
+    )]
+    NoCommand {
+        /// The volume.
+        volume: String,
+        /// The node.
+        node: String,
+    },
     /// It was not run.
     #[error("cannot run the fence command {}: {source}", .program.display())]
     Run {
@@ -157,7 +168,10 @@ impl FenceCommand {
     }
 
     fn not_run(&self) -> impl Fn(io::Error) -> FenceError {
-        |source| FenceError::Run { program: self.program.clone(), source }
+        |source| FenceError::Run {
+            program: self.program.clone().unwrap_or_else(|| self.lock.clone()),
+            source,
+        }
     }
 
     fn run(
@@ -167,8 +181,19 @@ impl FenceCommand {
         epoch: Option<u64>,
         lock: Option<File>,
     ) -> Result<(), FenceError> {
+        let Some(program) = self.program.clone() else {
+            return match action {
+                // Nobody has kept it from there.
+                Action::Admit => Ok(()),
+                Action::Fence => {
+                    let (volume, node) = (self.volume.clone(), target.name.clone());
+                    Err(FenceError::NoCommand { volume, node })
+                }
+            };
+        };
         let (pipe, said) = last_words().map_err(self.not_run())?;
-        let mut child = self.start(action, target, epoch, lock, pipe).map_err(self.not_run())?;
+        let started = self.start(&program, action, target, epoch, lock, pipe);
+        let mut child = started.map_err(self.not_run())?;
         let how = match within(&mut child, self.limit) {
             Ok(Some(status)) if status.success() => return Ok(()),
             Ok(Some(status)) => describe(status),
@@ -176,12 +201,13 @@ impl FenceCommand {
             Err(error) => format!("it was killed: its end cannot be awaited: {error}"),
         };
         let said = said.recv_timeout(AFTERWARDS).unwrap_or_default();
-        let (program, node) = (self.program.clone(), target.name.clone());
+        let node = target.name.clone();
         Err(FenceError::Failed { program, action, node, how, said })
     }
 
     fn start(
         &self,
+        program: &Path,
         action: Action,
         target: &Target,
         epoch: Option<u64>,
@@ -191,7 +217,7 @@ impl FenceCommand {
         if target.name.starts_with('-') {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, "a node's name begins with a hyphen"));
         }
-        let mut command = Command::new(&self.program);
+        let mut command = Command::new(program);
         command
             .args([action.word(), &target.name])
             .env("WEIR_VOLUME", &self.volume)
@@ -305,7 +331,7 @@ mod tests {
         std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
         let limit = Duration::from_secs(10);
         FenceCommand {
-            program,
+            program: Some(program),
             limit,
             volume: "v".into(),
             lun: "/dev/lun".into(),
@@ -346,7 +372,7 @@ mod tests {
         assert_eq!(std::fs::read_to_string(&said).unwrap(), "admit n2 v /dev/lun 44 7\n");
         let hyphen = Target { name: "-f".into(), ..target() };
         assert!(command.fence(&hyphen, 3).unwrap_err().to_string().contains("hyphen"));
-        check(&command.program).unwrap();
+        check(command.program.as_deref().unwrap()).unwrap();
     }
 
     #[test]
@@ -398,7 +424,7 @@ mod tests {
     #[test]
     fn a_program_that_cannot_be_run_is_told() {
         let absent = FenceCommand {
-            program: "/nothing/here".into(),
+            program: Some("/nothing/here".into()),
             limit: Duration::from_secs(1),
             volume: "v".into(),
             lun: "/dev/lun".into(),

@@ -25,4 +25,5 @@ pub mod redirect;
 pub mod routed;
 pub mod router;
 pub mod serving;
+pub mod setup;
 pub mod shell;

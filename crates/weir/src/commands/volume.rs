@@ -1,7 +1,10 @@
 //! `weir volume`
 
+use std::time::Duration;
+
 use weir_node::api::{
-    ApiError, ApiErrorKind, CreateVolume, DeleteVolume, DeletedVolume, DiskView, VolumeView, Volumes,
+    ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, DeleteVolume, DeletedVolume,
+    DiskView, LunView, VolumePlan, VolumeView, Volumes,
 };
 
 use super::confirm::confirm;
@@ -11,6 +14,9 @@ use crate::cluster::any_node;
 use crate::failure::Failure;
 use crate::options::Global;
 use crate::output::{list, print, table};
+
+/// Longest wait for a volume on a LUN to be made.
+const FORMAT: Duration = Duration::from_secs(600);
 
 /// A volume and its disks.
 #[derive(serde::Serialize)]
@@ -24,11 +30,26 @@ struct Shown {
 pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
     let client = any_node(global)?;
     match command {
-        VolumeCommand::Create { name, path, kind } => {
+        VolumeCommand::Create { name, path, kind, format, identity, dry_run } => {
             // Nodes have working directories of their own.
             let path = std::path::absolute(path)?;
-            let volume = client.create_volume(&CreateVolume { name, kind, path })?;
-            print(global.output, &volume, show)
+            let wanted = CreateVolume { name, kind, path, format, identity };
+            if dry_run {
+                return print(global.output, &client.plan_volume(&wanted)?, planned);
+            }
+            // A format of a large LUN takes a while.
+            let client = if wanted.kind == "lun" { client.patience(FORMAT) } else { client };
+            print(global.output, &client.create_volume(&wanted)?, show)
+        }
+        VolumeCommand::ConfirmFenced { volume, node, dry_run, yes } => {
+            if !dry_run && !yes {
+                let wanted = ConfirmFenced { node: node.clone(), dry_run: true };
+                let would = client.confirm_fenced(&volume, &wanted)?;
+                let warning = "If it still reaches the LUN, the volume's filesystem is destroyed.";
+                confirm(&format!("{}\n{warning}", confirmed(&would)), &node)?;
+            }
+            let done = client.confirm_fenced(&volume, &ConfirmFenced { node, dry_run })?;
+            print(global.output, &done, confirmed)
         }
         VolumeCommand::List => {
             print(global.output, &Volumes { volumes: client.volumes()? }, |Volumes { volumes }| {
@@ -64,16 +85,50 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
     }
 }
 
+fn planned(plan: &VolumePlan) -> String {
+    let identity = plan.identity.as_ref().map(|identity| format!("; to do that, add --identity {identity}"));
+    format!("would {}{}", plan.action, identity.unwrap_or_default())
+}
+
+fn confirmed(done: &ConfirmedFenced) -> String {
+    let verb = if done.done { "took" } else { "would take" };
+    let processes: Vec<String> =
+        done.processes.iter().map(|process| format!("{}/{process}", done.node)).collect();
+    format!("{verb} {} for cut off from the LUN of volume {}", processes.join(", "), done.volume)
+}
+
 fn deleted(volume: &DeletedVolume) -> String {
     let verb = if volume.done { "deleted" } else { "would delete" };
-    format!("{verb} volume {}; its directory {} stays", volume.volume, volume.path.display())
+    format!("{verb} volume {}; what is at {} stays", volume.volume, volume.path.display())
 }
 
 fn show(volume: &VolumeView) -> String {
-    list(&[
+    let mut rows = vec![
         ("volume", volume.name.clone()),
         ("kind", volume.kind.clone()),
         ("path", volume.path.display().to_string()),
         ("disks", volume.disks.to_string()),
-    ])
+    ];
+    if let Some(lun) = &volume.lun {
+        rows.extend(of_lun(lun));
+    }
+    list(&rows)
+}
+
+fn of_lun(lun: &LunView) -> Vec<(&'static str, String)> {
+    let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".to_owned());
+    let here = lun.path.as_ref().map(|path| path.display().to_string());
+    let mut rows = vec![
+        ("LUN", lun.identity.clone()),
+        ("path here", here.unwrap_or_else(|| "not found".to_owned())),
+        ("filesystem", format!("{} {}", lun.filesystem, lun.uuid)),
+        ("coordinator", format!("{} (epoch {})", or_none(lun.coordinator.clone()), lun.epoch)),
+        ("may have it mounted", or_none(Some(lun.mounts.join(", ")).filter(|mounts| !mounts.is_empty()))),
+        ("this node", lun.phase.clone()),
+        ("fencing", lun.fencing.clone()),
+    ];
+    if !lun.notice.is_empty() {
+        rows.push(("notice", lun.notice.clone()));
+    }
+    rows
 }

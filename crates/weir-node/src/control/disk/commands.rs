@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, Gone, Refusal};
-use weir_cluster::records::{DiskRecord, Limit, Mode, NodeRef, Policy};
+use weir_cluster::records::{DiskRecord, Limit, Mode, NodeRef, Policy, VolumeKind};
 use weir_cluster::view::Seen;
-use weir_volume::{BackingOptions, DirVolume, OpenedFile};
+use weir_volume::{BackingOptions, DirVolume};
 
 use super::opening::closed_since;
 use super::record::PATIENCE;
@@ -209,7 +209,7 @@ impl DiskTask {
                 volume: place.volume,
                 ..BackingOptions::default()
             };
-            blocking(move || OpenedFile::open(&place.path, &options).map(drop)).await
+            blocking(move || place.backing.open(&options).map(drop)).await
         });
         opened.await.map_err(|error| {
             let message = format!("disk {} cannot be opened: {}", self.name, error.message);
@@ -258,6 +258,10 @@ impl DiskTask {
         let (node, of, name) = (Arc::clone(&self.node), record.volume.clone(), self.name.clone());
         let grow = async move {
             let volume = node.volume(&of).await?;
+            if volume.kind == VolumeKind::Lun {
+                let message = format!("volume {of} is on a LUN, and its disks cannot grow yet");
+                return Err(ApiError::new(ApiErrorKind::Refused, message));
+            }
             blocking(move || DirVolume::open_as(volume.path, volume.id)?.lengthen(&name, size)).await
         };
         self.storage(grow).await?;

@@ -5,7 +5,6 @@ use std::sync::atomic::AtomicU64;
 
 use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef};
-use weir_volume::BackingKind;
 
 use super::configuration::rate;
 use super::former::{Formers, mark_of};
@@ -108,7 +107,7 @@ impl DiskTask {
         let disk = OpenDisk {
             disk: self.name.clone(),
             id: record.id,
-            backing: BackingKind::Path(place.path),
+            backing: place.backing,
             volume: place.volume,
             mark: mark_of(&self.me),
             size: record.size,

@@ -18,8 +18,8 @@ use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig};
 use weir_cluster::node_state::Rules;
 use weir_cluster::records::{
-    FormerOwner, Mode, NodeRecord, Record, ReleasedRecord, Source, StoppedHow, StoppedRecord, VolumeKind,
-    VolumeRecord, keys,
+    FormerOwner, Mode, NodeRecord, Record, ReleasedRecord, Source, StoppedHow, StoppedRecord, VolumeRecord,
+    keys,
 };
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::right::{Event, GrantSet, GrantTimes};
@@ -403,7 +403,7 @@ async fn volume_of_d(node: &Node, directory: &std::path::Path) {
     let volume = weir_volume::DirVolume::open(&path).unwrap();
     volume.identify(7).unwrap();
     volume.create_disk("d", 1 << 20).unwrap();
-    let record = VolumeRecord { name: "v".into(), kind: VolumeKind::Dir, path, id: 7 };
+    let record = VolumeRecord::dir("v", path, 7);
     node.registry.transact(record.create(keys::volume("v"))).await.unwrap();
 }
 

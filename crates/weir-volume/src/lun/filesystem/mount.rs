@@ -96,6 +96,19 @@ impl Mounted {
         self.open_with(name, OFlags::CREATE | OFlags::EXCL)
     }
 
+    /// Examines a file in its root directory, without following a link.
+    ///
+    /// # Errors
+    /// [`FilesystemError::System`]; [`FilesystemError::is_absent`].
+    pub fn stat(&self, name: &str) -> Result<rustix::fs::Stat, FilesystemError> {
+        let path = self.lun.join(name);
+        let found = match name.is_empty() || name.contains('/') {
+            true => Err(rustix::io::Errno::INVAL),
+            false => rustix::fs::statat(&self.root, name, rustix::fs::AtFlags::SYMLINK_NOFOLLOW),
+        };
+        found.map_err(|error| FilesystemError::system("examine", &path)(error.into()))
+    }
+
     /// Removes a file from its root directory.
     ///
     /// # Errors

@@ -95,6 +95,17 @@ pub fn behind(filesystem: &Superblock, size: u64) -> Option<u64> {
     (start.checked_add(AREA as u64)? <= size).then_some(start)
 }
 
+/// The volume whose area is at a place of a LUN, if there is one.
+///
+/// # Errors
+/// [`HeartbeatError::System`].
+pub fn volume_at(lun: &Path, offset: u64) -> Result<Option<VolumeId>, HeartbeatError> {
+    match Area::at(lun, offset, VolumeId([0; 16]))?.head()? {
+        Head::Area(found) => Ok(Some(found)),
+        Head::Zeroes | Head::Newer(_) | Head::Damaged | Head::Other => Ok(None),
+    }
+}
+
 /// The place of the area in a file of a mounted filesystem: the first byte on the LUN. Makes the file if there is none. Nothing moves its
 /// blocks: only the coordinator reaches the filesystem.
 ///

@@ -30,7 +30,7 @@ use super::redirect::{ToCoordinator, ToOwner};
 use super::router::{self, Effect, Kind, Route, Router};
 use super::serving::{PIECE, ServedDisk};
 use crate::error::VolumeError;
-use crate::factory::Backing;
+use crate::interface::{Backing, CoordinatorWay};
 use crate::planted::Planted;
 use link::{Link, LinkError};
 use parts::Part;
@@ -44,6 +44,8 @@ const PROBE: u32 = CONNECTIONS - 1;
 const PROBE_EVERY: Duration = Duration::from_millis(250);
 /// Pause before what could not be begun is tried again: there was no memory, or no right.
 const RETRY_AFTER: Duration = Duration::from_millis(1);
+/// Pause before a coordinator is asked for again.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// Bytes of zeroes to write from.
 const ZEROES: usize = 1 << 20;
 
@@ -71,8 +73,6 @@ pub struct RoutedOptions {
     pub logical_block: u32,
     /// Most requests in flight.
     pub depth: usize,
-    /// The epoch in which this node owns the disk.
-    pub epoch: u64,
 }
 
 /// A disk of a shared volume, as its owner uses it.
@@ -81,7 +81,10 @@ pub struct RoutedBacking {
     id: OwnerId,
     info: LayerInfo,
     depth: usize,
+    /// The epoch in which this node owns the disk.
     epoch: u64,
+    /// The time at which a coordinator is asked for again.
+    ask_at: Nanos,
     /// This node's path, if it has one.
     lun: Option<SharedFile>,
     /// The LUN has refused this node's I/O: it is fenced until it is told otherwise.
@@ -100,6 +103,8 @@ pub struct RoutedBacking {
     retry_at: Nanos,
     ready: Vec<Completion>,
     dropped: Vec<u64>,
+    /// It is another node's by now.
+    abandoned: bool,
     /// Until then this node has the right to use the disk.
     serves_until: Option<Arc<AtomicU64>>,
     pool: BufferPool,
@@ -138,7 +143,8 @@ impl RoutedBacking {
             id,
             info,
             depth: options.depth.max(1),
-            epoch: options.epoch,
+            epoch: 0,
+            ask_at: Nanos(0),
             lun: lun.map(SharedFile::new),
             fenced: false,
             probe_at: Nanos::NEVER,
@@ -151,6 +157,7 @@ impl RoutedBacking {
             retry_at: Nanos::NEVER,
             ready: Vec::new(),
             dropped: Vec::new(),
+            abandoned: false,
             serves_until: None,
             pool: reactor.buffers().clone(),
             reserve: BufferPool::new(LARGEST_BUFFER),
@@ -182,11 +189,6 @@ impl RoutedBacking {
     #[must_use]
     pub fn is_fenced(&self) -> bool {
         self.fenced
-    }
-
-    /// Nothing begins from `until` on (nanoseconds of the shard's clock): this node may have lost the right to use the disk.
-    pub fn limit_to(&mut self, until: Arc<AtomicU64>) {
-        self.serves_until = Some(until);
     }
 
     /// A connection to the coordinator on another node.
@@ -251,7 +253,7 @@ impl RoutedBacking {
     }
 
     /// The disk is closed here: requests fail, but for those that are under way on the LUN.
-    pub fn abandon(&mut self, reactor: &mut Reactor) {
+    pub fn give_up(&mut self, reactor: &mut Reactor) {
         self.disconnect(reactor, None);
         let error = IoError::new(ErrorKind::Retry, Code::ShuttingDown, "a disk of a shared volume");
         self.step(reactor, router::Event::Abandon(error));
@@ -523,7 +525,8 @@ impl Layer for RoutedBacking {
             return Nanos(0);
         }
         let probe = if self.core.has_path() || self.fenced { Nanos::NEVER } else { self.probe_at };
-        probe.min(self.retry_at)
+        let ask = if self.link.is_there() || self.abandoned { Nanos::NEVER } else { self.ask_at };
+        probe.min(self.retry_at).min(ask)
     }
 
     fn in_flight(&self) -> usize {
@@ -558,5 +561,34 @@ impl Backing for RoutedBacking {
     fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
         self.info.size = size;
         Ok(())
+    }
+
+    fn own(&mut self, epoch: u64, until: &Arc<AtomicU64>) {
+        self.epoch = epoch;
+        self.serves_until = Some(Arc::clone(until));
+    }
+
+    fn wants_coordinator(&mut self, now: Nanos) -> bool {
+        let wants = !self.link.is_there() && now >= self.ask_at && !self.abandoned;
+        if wants {
+            self.ask_at = now + ASK_AGAIN;
+        }
+        wants
+    }
+
+    fn coordinator(&mut self, reactor: &mut Reactor, way: CoordinatorWay) {
+        match way {
+            CoordinatorWay::Here(served) => self.connect_here(reactor, &served),
+            CoordinatorWay::Remote(stream) => {
+                if let Err(error) = self.connect(reactor, stream) {
+                    tracing::warn!(%error, "a connection to a volume's coordinator cannot be used");
+                }
+            }
+        }
+    }
+
+    fn abandon(&mut self, reactor: &mut Reactor) {
+        self.abandoned = true;
+        self.give_up(reactor);
     }
 }

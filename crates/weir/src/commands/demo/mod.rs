@@ -125,7 +125,7 @@ fn disks_up(lab: &Lab, dir: &Path) -> Result<(), Failure> {
     let path = dir.join("pool");
     std::fs::create_dir_all(&path)?;
     let client = lab.client(OWNER)?;
-    client.create_volume(&CreateVolume { name: "pool".to_owned(), kind: "dir".to_owned(), path })?;
+    client.create_volume(&CreateVolume::dir("pool", path))?;
     for (name, size) in [(FILES, Size(1 << 30)), (LOAD, Size(load::SIZE))] {
         client.create_disk(&CreateDisk {
             name: name.to_owned(),

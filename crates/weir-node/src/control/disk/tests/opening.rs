@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use weir_cluster::records::{VolumeKind, VolumeRecord};
+use weir_cluster::records::VolumeRecord;
 use weir_cluster::view::View;
 use weir_volume::DirVolume;
 
@@ -11,7 +11,7 @@ use crate::error::ApiErrorKind;
 
 /// Volume `v` with this identity, in the registry.
 async fn volume(registry: &dyn Registry, path: &Path, id: u64) {
-    let record = VolumeRecord { name: "v".into(), kind: VolumeKind::Dir, path: path.to_owned(), id };
+    let record = VolumeRecord::dir("v", path.to_owned(), id);
     registry.transact(record.create(keys::volume("v"))).await.unwrap();
 }
 

@@ -1,0 +1,188 @@
+//! A lab whose volume is a LUN: one image, to which each node has a device of its own, and a fence command that sets a device read-only.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use weir_block::Nanos;
+use weir_lab::process::ProcessState;
+use weir_lab::{Lab, LabConfig};
+use weir_node::api::{CreateVolume, LunView, Medium};
+
+use super::{Bench, SOON, program};
+
+/// Bytes of the LUN.
+const LUN: u64 = 640 << 20;
+/// `_IOR('X', 125, __u32)`: `XFS_IOC_GOINGDOWN`, `EXT4_IOC_SHUTDOWN`.
+const GOINGDOWN: libc::Ioctl = 0x8004_587D_u32 as libc::Ioctl;
+/// Nothing more is written, not even the log.
+static NOLOGFLUSH: u32 = 2;
+
+/// The nodes' paths to one image; ended on drop.
+pub struct Luns {
+    pub devices: Vec<PathBuf>,
+    directory: PathBuf,
+}
+
+impl Luns {
+    fn new(directory: &Path, nodes: usize) -> Luns {
+        let image = directory.join("lun");
+        File::create(&image).unwrap().set_len(LUN).unwrap();
+        let devices = (0..nodes).map(|_| attach(&image)).collect();
+        Luns { devices, directory: directory.to_owned() }
+    }
+
+    /// A program as an operator would write one. It logs each fence.
+    fn fence_command(&self) -> PathBuf {
+        let path = self.directory.join("fence");
+        let devices: String = self
+            .devices
+            .iter()
+            .enumerate()
+            .map(|(index, device)| format!("  n{}) device={} ;;\n", index + 1, device.display()))
+            .collect();
+        let log = self.directory.join("fences");
+        let script = format!(
+            "#!/bin/sh\ncase $2 in\n{devices}  *) echo \"no node $2\" >&2; exit 1 ;;\nesac\ncase $1 in\n  fence) blockdev --setro $device && \
+             echo $2 >>{} ;;\n  admit) blockdev --setrw $device ;;\n  *) exit 2 ;;\nesac\n",
+            log.display()
+        );
+        std::fs::write(&path, script).unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
+        path
+    }
+
+    /// Nodes that were fenced, in order.
+    pub fn fenced(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.directory.join("fences")).unwrap_or_default();
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// A node's path takes writes, or does not.
+    pub fn set_path(&self, node: usize, is_there: bool) {
+        let how = if is_there { "--setrw" } else { "--setro" };
+        run(Command::new("blockdev").arg(how).arg(&self.devices[node - 1]));
+    }
+}
+
+impl Drop for Luns {
+    fn drop(&mut self) {
+        for device in &self.devices {
+            let _ = Command::new("losetup").arg("-d").arg(device).status();
+        }
+    }
+}
+
+fn attach(image: &Path) -> PathBuf {
+    let output =
+        Command::new("losetup").args(["--direct-io=on", "-f", "--show"]).arg(image).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let device = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
+    // A test that failed may have left it read-only.
+    run(Command::new("blockdev").arg("--setrw").arg(&device));
+    device
+}
+
+pub fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// A lab with a disk on such a volume, formatted by Weir.
+pub struct LunBench {
+    // The lab ends before its devices.
+    pub bench: Bench,
+    pub luns: Luns,
+}
+
+impl LunBench {
+    pub fn up(nodes: usize, format: &str, policy: &str, tune: impl FnOnce(&mut LabConfig)) -> LunBench {
+        // Its image is on a disk's filesystem: loop devices with direct I/O.
+        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let luns = Luns::new(directory.path(), nodes);
+        let mut config = LabConfig::new(tempfile_path(directory.path()), program());
+        config.nodes = nodes;
+        config.lease_ttl = Duration::from_secs(1);
+        config.luns = luns.devices.clone();
+        config.fence_command = Some(luns.fence_command());
+        tune(&mut config);
+        let lab = Lab::up(&config).unwrap();
+        let client = lab.client("n1").unwrap().patience(Duration::from_secs(60));
+        let mut wanted = CreateVolume {
+            name: "pool".into(),
+            kind: "lun".into(),
+            path: luns.devices[0].clone(),
+            format: Some(format.into()),
+            identity: None,
+        };
+        let refused = client.create_volume(&wanted).unwrap_err();
+        let plan = client.plan_volume(&wanted).unwrap();
+        assert!(refused.message.contains(plan.identity.as_ref().unwrap()), "{refused}");
+        wanted.identity = plan.identity;
+        client.create_volume(&wanted).unwrap();
+        let bench = Bench { lab, directory, medium: Medium::Ram, etcd: None };
+        let bench = LunBench { bench, luns };
+        bench.coordinator();
+        bench.bench.create(super::DISK, policy);
+        bench.bench.wait_effective();
+        bench
+    }
+
+    /// The volume as a node sees it.
+    pub fn lun(&self, node: &str) -> LunView {
+        let client = self.bench.lab.client(node).unwrap().patience(Duration::from_secs(5));
+        let volumes = client.volumes().unwrap();
+        volumes.into_iter().find(|volume| volume.name == "pool").and_then(|volume| volume.lun).unwrap()
+    }
+
+    /// The node that serves the volume; waits for it.
+    pub fn coordinator(&self) -> String {
+        let deadline = Nanos::now() + SOON;
+        loop {
+            let nodes = self.bench.lab.nodes().iter();
+            let running = nodes.filter(|node| node.process_state() == ProcessState::Running);
+            let serving = running.map(|node| node.name.clone()).find(|name| {
+                let client = self.bench.lab.client(name).unwrap().patience(Duration::from_secs(2));
+                let lun = client.volumes().ok().and_then(|all| all.into_iter().find_map(|one| one.lun));
+                lun.is_some_and(|lun| lun.phase == "serving")
+            });
+            if let Some(node) = serving {
+                return node;
+            }
+            assert!(Nanos::now() < deadline, "nobody coordinates the volume{}", self.bench.logs());
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// As when its host crashes: its filesystem writes nothing more, and then it is killed.
+    pub fn crash(&mut self, node: &str) {
+        let process = self.bench.lab.process(node).unwrap().unwrap();
+        let descriptors = format!("/proc/{}/fd", process.pid);
+        let mounts = std::fs::read_dir(&descriptors).unwrap().flatten();
+        let mut shut = false;
+        for descriptor in mounts {
+            // The disk's file or the mount's root: any file of that filesystem.
+            let target = std::fs::read_link(descriptor.path()).unwrap_or_default();
+            if !target.to_string_lossy().ends_with(".raw") {
+                continue;
+            }
+            let Ok(file) = File::open(descriptor.path()) else { continue };
+            // SAFETY: the kernel reads a number that outlives the call.
+            shut |= unsafe { libc::ioctl(file.as_raw_fd(), GOINGDOWN, &raw const NOLOGFLUSH) } == 0;
+        }
+        assert!(shut, "{node} has no filesystem mounted");
+        self.bench.lab.kill(node).unwrap();
+    }
+}
+
+/// Short, for the paths of sockets.
+fn tempfile_path(_directory: &Path) -> PathBuf {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("lab");
+    let _kept = directory.keep();
+    path
+}

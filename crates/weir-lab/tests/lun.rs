@@ -1,0 +1,102 @@
+//! A cluster shared volume on a LUN: several nodes, each with a device of its own for one image, and verified load.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::lun::LunBench;
+use common::{Bench, DISK, alone, during, new_history, seed};
+use weir_load::verifying::VerifyingLoad;
+
+fn judge(bench: &Bench, load: &mut VerifyingLoad, seed: u64) {
+    let mixed = load.found().clone();
+    assert_eq!(mixed.mismatches, 0, "seed {seed}, read under load: {:#?}{}", mixed.first, bench.logs());
+    let all = load.check_all().unwrap();
+    assert_eq!(all.mismatches, 0, "seed {seed}: {:#?}{}", all.first, bench.logs());
+    assert_eq!(load.progress().failed(), 0, "a guest saw an error (P9){}", bench.logs());
+}
+
+/// The disk is on each node in turn, the coordinator among them.
+fn every_node_serves(format: &str, policy: &str) {
+    let _turn = alone();
+    let seed = seed();
+    let pool = LunBench::up(3, format, policy, |_| {});
+    let bench = &pool.bench;
+    let mut history = new_history(seed);
+    for node in ["n1", "n2", "n3"] {
+        if bench.owner() != node {
+            bench.lab.any_client().unwrap().move_disk(DISK, node).unwrap();
+        }
+        bench.wait_effective();
+        let (mut load, ()) = during(bench.load(history, seed), Duration::from_secs(2), || {});
+        judge(bench, &mut load, seed);
+        eprintln!(
+            "{node}: {} acknowledged, coordinator {}",
+            load.progress().acknowledged(),
+            pool.coordinator()
+        );
+        history = load.into_history();
+    }
+}
+
+#[test]
+fn every_node_serves_a_disk_on_xfs() {
+    every_node_serves("xfs", "write-through");
+}
+
+#[test]
+fn every_node_serves_a_disk_on_ext4() {
+    every_node_serves("ext4", "write-back+1");
+}
+
+#[test]
+fn the_coordinators_host_crashes_under_load() {
+    for (format, policy) in [("xfs", "write-through"), ("ext4", "write-back+1")] {
+        let _turn = alone();
+        let seed = seed();
+        let mut pool = LunBench::up(3, format, policy, |_| {});
+        let coordinator = pool.coordinator();
+        let owner = ["n1", "n2", "n3"].into_iter().find(|node| *node != coordinator).unwrap();
+        if pool.bench.owner() != owner {
+            pool.bench.lab.any_client().unwrap().move_disk(DISK, owner).unwrap();
+        }
+        pool.bench.wait_effective();
+        let load = pool.bench.load(new_history(seed), seed);
+        let (mut load, next) = during(load, Duration::from_secs(2), || {
+            std::thread::sleep(Duration::from_secs(1));
+            pool.crash(&coordinator);
+            pool.coordinator()
+        });
+        eprintln!(
+            "{format} {policy}: from {coordinator} to {next}, stalled for {:?}",
+            load.progress().longest_stall()
+        );
+        assert_eq!(pool.luns.fenced(), [coordinator.clone()]);
+        assert_ne!(next, coordinator);
+        judge(&pool.bench, &mut load, seed);
+    }
+}
+
+#[test]
+fn an_owner_that_loses_its_path_goes_on_through_the_coordinator() {
+    let _turn = alone();
+    let seed = seed();
+    let pool = LunBench::up(3, "xfs", "write-through", |_| {});
+    let bench = &pool.bench;
+    let coordinator = pool.coordinator();
+    let owner = (1..=3).find(|node| format!("n{node}") != coordinator).unwrap();
+    let name = format!("n{owner}");
+    if bench.owner() != name {
+        bench.lab.any_client().unwrap().move_disk(DISK, &name).unwrap();
+    }
+    bench.wait_effective();
+    let (mut load, ()) = during(bench.load(new_history(seed), seed), Duration::from_secs(2), || {
+        std::thread::sleep(Duration::from_secs(1));
+        pool.luns.set_path(owner, false);
+        std::thread::sleep(Duration::from_secs(2));
+        pool.luns.set_path(owner, true);
+    });
+    eprintln!("longest stall {:?}", load.progress().longest_stall());
+    judge(bench, &mut load, seed);
+}

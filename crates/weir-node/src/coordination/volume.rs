@@ -1,0 +1,310 @@
+//! The task of one volume on a LUN, on one node.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use weir_block::Nanos;
+use weir_cluster::records::{CoordinatorRecord, LunRecord, NodeRef, Record as _, VolumeRecord, keys};
+use weir_cluster::registry::{RegistryError, Transaction};
+use weir_cluster::view::{Seen, View};
+use weir_volume::Mark;
+use weir_volume::lun::claim::{Event, Phase, Process, Record};
+use weir_volume::lun::fence_command::FenceCommand;
+use weir_volume::lun::heartbeat::VolumeId;
+use weir_volume::lun::shell::{Answer, Host, Output, Shell};
+
+use super::find::find;
+use super::turn::{Situation, Turn};
+use crate::control::Node;
+
+/// Pause between two looks for the LUN, and the rhythm of decisions.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
+const TICK: Duration = Duration::from_secs(1);
+/// Pauses before another proposal: after a refusal, and when there was no answer.
+const REFUSED: Duration = Duration::from_millis(100);
+const UNANSWERED: Duration = Duration::from_secs(1);
+
+/// The number of a host, by which heartbeats and the fence command know it. The name of a node is its own for as long as the cluster
+/// lasts.
+fn number(node: &str) -> u64 {
+    // FNV-1a.
+    node.bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+fn process(node: &NodeRef) -> Process<u64> {
+    Process { node: number(&node.node), incarnation: node.incarnation }
+}
+
+/// Runs until the volume is given back after `stop`.
+pub async fn run(
+    node: Arc<Node>,
+    record: VolumeRecord,
+    records: Arc<View<CoordinatorRecord>>,
+    mut stop: watch::Receiver<bool>,
+) {
+    let Some(lun) = record.lun.clone() else { return };
+    let path = tokio::select! {
+        path = await_lun(&node, &record.name, &lun) => path,
+        () = super::stopped(&mut stop) => return,
+    };
+    node.coordinators.update(&record.name, |state| {
+        state.lun = Some(path.clone());
+        state.notice.clear();
+    });
+    let (answers, mut taken) = answers();
+    let shell = Shell::new(host(&node, &record, &lun, path), answers);
+    let (proposed, mut proposals) = mpsc::unbounded_channel();
+    let mut task = Task { node, volume: record, shell, turn: Turn::default(), proposed, known: Vec::new() };
+    let mut changes = records.changes();
+    let mut ticks = tokio::time::interval(TICK);
+    task.see(&records);
+    loop {
+        tokio::select! {
+            Some(answer) = taken.recv() => {
+                let outputs = task.shell.take(answer);
+                task.carry_out(outputs);
+            }
+            Some(event) = proposals.recv() => task.step(event),
+            _ = changes.changed() => task.see(&records),
+            _ = ticks.tick() => {
+                task.shell.tick();
+                let stops = *stop.borrow();
+                task.decide(&records, stops);
+                if stops && task.has_left(&records) {
+                    return;
+                }
+            }
+            _ = stop.changed() => {}
+        }
+        task.report();
+    }
+}
+
+/// Waits until this host has the LUN.
+async fn await_lun(node: &Node, volume: &str, lun: &LunRecord) -> PathBuf {
+    loop {
+        let (lun, devices) = (lun.clone(), node.config.lun.devices.clone());
+        let found = tokio::task::spawn_blocking(move || find(&lun, &devices)).await;
+        let why = match found {
+            Ok(Ok(path)) => return path,
+            Ok(Err(why)) => why,
+            Err(error) => error.to_string(),
+        };
+        if node.coordinators.get(volume).notice != why {
+            node.journal.tell("volume-unreachable", volume, why.clone());
+            node.coordinators.update(volume, |state| state.notice = why);
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// The shell's threads send to the first; a thread of ours passes it on.
+fn answers() -> (std::sync::mpsc::Sender<Answer>, mpsc::UnboundedReceiver<Answer>) {
+    let (answers, waiting) = std::sync::mpsc::channel();
+    let (pass, taken) = mpsc::unbounded_channel();
+    // Without the thread nothing is ever answered, and so nothing is mounted.
+    let started = std::thread::Builder::new().name("weir-lun-answers".into()).spawn(move || {
+        while let Ok(answer) = waiting.recv() {
+            if pass.send(answer).is_err() {
+                return;
+            }
+        }
+    });
+    if let Err(error) = started {
+        tracing::error!(%error, "no thread for a volume on a LUN: this node does not coordinate it");
+    }
+    (answers, taken)
+}
+
+fn host(node: &Node, record: &VolumeRecord, lun: &LunRecord, path: PathBuf) -> Host {
+    let me = node.session.node_ref();
+    let former = node.records.former_of(&me);
+    Host {
+        me: process(&me),
+        name: me.node.clone(),
+        volume: VolumeId(LunRecord::bytes(&lun.mark).unwrap_or_default()),
+        area: lun.heartbeat,
+        fence: FenceCommand {
+            program: node.config.lun.fence_command.clone(),
+            limit: node.config.lun.fence_timeout.0,
+            volume: record.name.clone(),
+            lun: path.clone(),
+            lock: node.config.state_dir.join(format!("fence-{:016x}.lock", record.id)),
+        },
+        lun: path,
+        former: former.iter().map(|process| Mark::of(&process.to_string())).collect(),
+    }
+}
+
+struct Task {
+    node: Arc<Node>,
+    volume: VolumeRecord,
+    shell: Shell,
+    turn: Turn,
+    /// Answers to proposals.
+    proposed: mpsc::UnboundedSender<Event<u64>>,
+    /// Processes of the record: their names by their numbers.
+    known: Vec<NodeRef>,
+}
+
+impl Task {
+    fn key(&self) -> String {
+        keys::coordinator(self.volume.id)
+    }
+
+    fn short(&self) -> String {
+        format!("{:016x}", self.volume.id)
+    }
+
+    fn seen(&self, records: &View<CoordinatorRecord>) -> Option<(u64, CoordinatorRecord)> {
+        match records.now().seen(&self.short()) {
+            Seen::Record { revision, record } => Some((revision, record)),
+            Seen::Nothing | Seen::Unreadable { .. } => None,
+        }
+    }
+
+    fn see(&mut self, records: &View<CoordinatorRecord>) {
+        if let Seen::Unreadable { error, .. } = records.now().seen(&self.short()) {
+            return self.notice(format!("the record of its coordinator cannot be read: {error}"));
+        }
+        let Some((revision, record)) = self.seen(records) else { return };
+        self.known = record.mounts.iter().chain(&record.coordinator).cloned().collect();
+        let coordinator = record.coordinator.clone();
+        self.node.coordinators.update(&self.volume.name, |state| state.coordinator = coordinator);
+        let nodes = self.node.records.nodes.now();
+        let names = self.known.iter().map(|process| process.node.clone()).chain(nodes.keys().cloned());
+        self.shell.names = names.map(|name| (number(&name), name)).collect();
+        let record = Record {
+            epoch: record.epoch,
+            coordinator: record.coordinator.as_ref().map(process),
+            mounts: record.mounts.iter().map(process).collect(),
+        };
+        self.step(Event::Seen { revision, record });
+    }
+
+    fn decide(&mut self, records: &View<CoordinatorRecord>, stops: bool) {
+        let seen = self.seen(records);
+        let revision = seen.as_ref().map_or(0, |(revision, _)| *revision);
+        let live: BTreeSet<NodeRef> = self.live();
+        let situation = Situation {
+            volume: self.volume.id,
+            record: seen.as_ref().map(|(_, record)| record),
+            me: &self.node.session.node_ref(),
+            live: &live,
+            barred: &self.node.barred(),
+            stops,
+        };
+        let wanted = self.turn.is_mine(&situation, Nanos::now());
+        self.step(Event::Wanted { wanted, revision });
+    }
+
+    fn live(&self) -> BTreeSet<NodeRef> {
+        let nodes = self.node.records.nodes.now();
+        nodes.values().map(|record| NodeRef::new(record.name.clone(), record.incarnation)).collect()
+    }
+
+    /// Nothing is mounted here, and the record does not name this process.
+    fn has_left(&self, records: &View<CoordinatorRecord>) -> bool {
+        let me = self.node.session.node_ref();
+        let names_me = |record: &CoordinatorRecord| {
+            record.mounts.contains(&me) || record.coordinator.as_ref() == Some(&me)
+        };
+        self.shell.phase() == Phase::Absent
+            && !self.seen(records).is_some_and(|(_, record)| names_me(&record))
+    }
+
+    fn step(&mut self, event: Event<u64>) {
+        let outputs = self.shell.step(event);
+        self.carry_out(outputs);
+    }
+
+    fn carry_out(&mut self, outputs: Vec<Output>) {
+        for output in outputs {
+            match output {
+                Output::Propose { number, revision, to } => self.propose(number, revision, &to),
+                // No disk of a volume on a LUN is open here.
+                Output::DropLeases => self.step(Event::LeasesDropped),
+                Output::Serve { epoch, mounted } => {
+                    let text = format!("{} coordinates it, in epoch {epoch}", self.node.session.node_ref());
+                    self.node.journal.tell("coordinator-serves", &self.volume.name, text);
+                    self.node.coordinators.update(&self.volume.name, |state| {
+                        state.mounted = Some((epoch, mounted));
+                        state.notice.clear();
+                    });
+                }
+                Output::StopServing => {
+                    let text = format!("{} coordinates it no more", self.node.session.node_ref());
+                    self.node.journal.tell("coordinator-stops", &self.volume.name, text);
+                    // Nothing new begins from here on.
+                    self.node.coordinators.update(&self.volume.name, |state| state.mounted = None);
+                    let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());
+                    // The unmount waits for it.
+                    tokio::spawn(async move { super::stop_serving(&node, &volume, None).await });
+                }
+                Output::Notice(text) => self.notice(text),
+            }
+        }
+    }
+
+    fn notice(&self, text: String) {
+        if self.node.coordinators.get(&self.volume.name).notice != text {
+            self.node.journal.tell("volume-trouble", &self.volume.name, text.clone());
+            self.node.coordinators.update(&self.volume.name, |state| state.notice = text);
+        }
+    }
+
+    fn report(&self) {
+        let phase = self.shell.phase();
+        if self.node.coordinators.get(&self.volume.name).phase != phase {
+            self.node.coordinators.update(&self.volume.name, |state| state.phase = phase);
+        }
+    }
+
+    /// The process of a record.
+    fn named(&self, process: Process<u64>) -> Option<NodeRef> {
+        let me = self.node.session.node_ref();
+        let is_it = |one: &&NodeRef| self::process(one) == process;
+        self.known.iter().chain([&me]).find(is_it).map(|one| NodeRef::new(one.node.clone(), one.incarnation))
+    }
+
+    fn propose(&self, number: u64, revision: u64, to: &Record<u64>) {
+        let mounts: Option<Vec<NodeRef>> = to.mounts.iter().map(|process| self.named(*process)).collect();
+        let coordinator = to.coordinator.map(|process| self.named(process));
+        let (Some(mounts), None | Some(Some(_))) = (mounts, &coordinator) else {
+            // Nobody else is ever proposed.
+            tracing::error!(volume = self.volume.name, "a proposal names an unknown process");
+            let _ = self.proposed.send(Event::Refused(number));
+            return;
+        };
+        let (volume, epoch) = (self.volume.name.clone(), to.epoch);
+        let record = CoordinatorRecord { volume, epoch, coordinator: coordinator.flatten(), mounts };
+        let key = self.key();
+        let put = match revision {
+            0 => record.create(key),
+            revision => Transaction::new().unchanged(key.clone(), revision).put(key, record.encode()),
+        };
+        // Of a volume that is still there, or on the way out of one that is gone; and of a process that is one.
+        let put = put.when(self.node.session.guard());
+        let (node, proposed) = (Arc::clone(&self.node), self.proposed.clone());
+        tokio::spawn(async move {
+            let event = match node.registry.transact(put).await {
+                // The view shows it.
+                Ok(_) => return,
+                Err(RegistryError::Conflict { .. }) => {
+                    tokio::time::sleep(REFUSED).await;
+                    Event::Refused(number)
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "a proposal about a volume's coordinator has no answer");
+                    tokio::time::sleep(UNANSWERED).await;
+                    Event::Unanswered(number)
+                }
+            };
+            let _ = proposed.send(event);
+        });
+    }
+}

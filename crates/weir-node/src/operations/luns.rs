@@ -1,0 +1,220 @@
+//! Volumes on LUNs: planned, made, shown; and the operator's word for a fence.
+
+use std::path::PathBuf;
+
+use weir_cluster::records::{CoordinatorRecord, LunRecord, Record, VolumeKind, VolumeRecord, keys};
+use weir_cluster::registry::{RegistryError, Transaction};
+use weir_volume::lun::claim::Phase;
+use weir_volume::lun::filesystem::{Content, FilesystemError, Kind};
+use weir_volume::lun::heartbeat::VolumeId;
+use weir_volume::lun::setup::{Lun, Plan, Ready, SetupError, Wish};
+
+use super::volumes::{check_dir, exists};
+use super::{Answer, Operations, check_named};
+use crate::api::{
+    ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, LunView, VolumePlan, VolumeView,
+};
+use crate::control::node::{random, unavailable};
+
+impl Operations {
+    /// Says what would be done to make a volume.
+    ///
+    /// # Errors
+    /// As [`Operations::disks`]; it cannot be made.
+    pub async fn plan_volume(&self, wanted: CreateVolume) -> Answer<VolumePlan> {
+        check_named(&wanted.name)?;
+        if self.volume_records().await?.iter().any(|other| other.name == wanted.name) {
+            return Err(exists(&wanted.name));
+        }
+        if wanted.kind != "lun" {
+            check_dir(&wanted)?;
+            let action = format!("use the directory {}", wanted.path.display());
+            return Ok(VolumePlan { volume: wanted.name, action, identity: None });
+        }
+        let (path, wish) = (wanted.path, wish(wanted.format.as_deref(), wanted.identity)?);
+        let planned = blocking(move || {
+            let lun = Lun::examine(&path)?;
+            let plan = lun.plan(&wish)?;
+            lun.listen()?;
+            Ok((plan.describe(&lun), lun.identity))
+        });
+        let (action, identity) = planned.await?;
+        Ok(VolumePlan { volume: wanted.name, action, identity: Some(identity) })
+    }
+
+    pub(super) async fn create_lun(&self, wanted: CreateVolume) -> Answer<VolumeView> {
+        let CreateVolume { name, path, format, identity, .. } = wanted;
+        let wish = wish(format.as_deref(), identity)?;
+        let known = self.volume_records().await?;
+        if known.iter().any(|other| other.name == name) {
+            return Err(exists(&name));
+        }
+        let uuids: Vec<(String, [u8; 16])> = known
+            .iter()
+            .filter_map(|other| Some((other.name.clone(), LunRecord::bytes(&other.lun.as_ref()?.uuid)?)))
+            .collect();
+        let mark = mark();
+        let (device, label) = (path.clone(), name.clone());
+        let made = blocking(move || set_up(&device, &wish, mark, &label, &uuids));
+        let (identity, ready) = made.await?;
+        let uuid: String = ready.superblock.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+        let lun = LunRecord {
+            identity,
+            filesystem: ready.superblock.kind.to_string(),
+            uuid,
+            mark: mark.to_string(),
+            heartbeat: ready.area,
+        };
+        // The filesystem's identity, so that no two volumes have one filesystem.
+        let id = u64::from_be_bytes(ready.superblock.uuid[..8].try_into().expect("eight bytes"));
+        let record = VolumeRecord { name, kind: VolumeKind::Lun, path, id, lun: Some(lun) };
+        record.check().map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
+        let view = self.register(record.clone()).await?;
+        Ok(VolumeView { lun: self.lun_view(&record).await, ..view })
+    }
+
+    /// What this node knows of a volume's LUN.
+    pub(super) async fn lun_view(&self, volume: &VolumeRecord) -> Option<LunView> {
+        let lun = volume.lun.as_ref()?;
+        let state = self.node.coordinators.get(&volume.name);
+        let entry = self.node.registry.get(&keys::coordinator(volume.id)).await.ok().flatten();
+        let record = entry.and_then(|entry| CoordinatorRecord::of(&entry).ok());
+        let phase = match state.phase {
+            Phase::Absent => "absent",
+            Phase::Claiming => "claiming",
+            Phase::Fencing => "fencing",
+            Phase::Mounting => "mounting",
+            Phase::Serving => "serving",
+            Phase::Draining => "draining",
+        };
+        let fencing = if self.node.config.lun.fence_command.is_some() { "fence-command" } else { "operator" };
+        Some(LunView {
+            identity: lun.identity.clone(),
+            filesystem: lun.filesystem.clone(),
+            uuid: lun.uuid.clone(),
+            path: state.lun,
+            coordinator: record.as_ref().and_then(|one| one.coordinator.as_ref()).map(|one| one.node.clone()),
+            epoch: record.as_ref().map_or(0, |one| one.epoch),
+            mounts: record.into_iter().flat_map(|one| one.mounts).map(|one| one.node).collect(),
+            phase: phase.to_owned(),
+            notice: state.notice,
+            fencing: fencing.to_owned(),
+        })
+    }
+
+    /// The operator's word that a node can neither read nor write a volume's LUN, for example because it is switched off. Its
+    /// processes no longer count as having the filesystem mounted.
+    ///
+    /// # Errors
+    /// As [`Operations::disks`]; the node is up, or none of its processes counts.
+    pub async fn confirm_fenced(&self, name: &str, wanted: ConfirmFenced) -> Answer<ConfirmedFenced> {
+        check_named(name)?;
+        check_named(&wanted.node)?;
+        let refused = |message: String| ApiError::new(ApiErrorKind::Refused, message);
+        let volume = self.node.volume(name).await?;
+        if volume.kind != VolumeKind::Lun {
+            return Err(refused(format!("volume {name} is a directory: nobody coordinates it")));
+        }
+        let nothing =
+            || refused(format!("no process of {} counts as having volume {name} mounted", wanted.node));
+        let entry = self.node.registry.get(&keys::coordinator(volume.id)).await.map_err(unavailable)?;
+        let entry = entry.ok_or_else(nothing)?;
+        let record = CoordinatorRecord::of(&entry)
+            .map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))?;
+        let gone = record.mounts.iter().filter(|one| one.node == wanted.node);
+        let processes: Vec<u64> = gone.map(|one| one.incarnation).collect();
+        if processes.is_empty() {
+            return Err(nothing());
+        }
+        let nodes = self.node.registry.get(&keys::session(&wanted.node)).await.map_err(unavailable)?;
+        if nodes.is_some() {
+            let message = format!("{} is up, as far as the registry knows", wanted.node);
+            return Err(refused(message).hint("switch it off, and wait until `weir status` shows it as down"));
+        }
+        let done = !wanted.dry_run;
+        let confirmed =
+            ConfirmedFenced { volume: name.to_owned(), node: wanted.node.clone(), processes, done };
+        if wanted.dry_run {
+            return Ok(confirmed);
+        }
+        let is_other = |node: &str| node != wanted.node;
+        let next = CoordinatorRecord {
+            coordinator: record.coordinator.filter(|one| is_other(&one.node)),
+            mounts: record.mounts.into_iter().filter(|one| is_other(&one.node)).collect(),
+            ..record
+        };
+        let change: Transaction = next.replace(&entry).absent(keys::session(&wanted.node));
+        match self.node.registry.transact(change).await {
+            Ok(_) => {
+                let text = format!("an operator says that {} cannot reach its LUN", wanted.node);
+                self.node.journal.tell("fence-confirmed", name, text);
+                Ok(confirmed)
+            }
+            Err(RegistryError::Conflict { .. }) => {
+                let message = format!("the coordinator of volume {name} has just changed");
+                Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"))
+            }
+            Err(error) => Err(unavailable(error)),
+        }
+    }
+}
+
+/// An identity that no other volume has.
+fn mark() -> VolumeId {
+    VolumeId((u128::from(random()) << 64 | u128::from(random())).to_be_bytes())
+}
+
+fn wish(format: Option<&str>, identity: Option<String>) -> Answer<Wish> {
+    let format = match format {
+        None => None,
+        Some("xfs") => Some(Kind::Xfs),
+        Some("ext4") => Some(Kind::Ext4),
+        Some(other) => {
+            let message = format!("{other:?} is no filesystem of a shared volume; use xfs or ext4");
+            return Err(ApiError::new(ApiErrorKind::Invalid, message));
+        }
+    };
+    Ok(Wish { format, identity })
+}
+
+fn set_up(
+    path: &PathBuf,
+    wish: &Wish,
+    mark: VolumeId,
+    label: &str,
+    known: &[(String, [u8; 16])],
+) -> Result<(String, Ready), SetupError> {
+    let lun = Lun::examine(path)?;
+    if let Content::Filesystem(found) = &lun.content
+        && let Some((volume, _)) = known.iter().find(|(_, uuid)| *uuid == found.uuid)
+    {
+        return Err(SetupError::IsVolume { path: path.clone(), volume: volume.clone() });
+    }
+    let plan: Plan = lun.plan(wish)?;
+    let ready = lun.set_up(&plan, wish, mark, label)?;
+    Ok((lun.identity, ready))
+}
+
+/// Runs something that may block on the LUN; a format may take minutes.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, SetupError> + Send + 'static,
+) -> Answer<T> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))?.map_err(|error| {
+        let kind = match &error {
+            SetupError::InUse { .. } | SetupError::IsVolume { .. } => ApiErrorKind::Exists,
+            SetupError::NotConfirmed { .. } | SetupError::NoFilesystem { .. } => ApiErrorKind::Refused,
+            SetupError::Filesystem(error) if error.is_absent() => ApiErrorKind::NotFound,
+            SetupError::Filesystem(error) if error.is_busy() => {
+                let hint = "something on this host has it mounted, or open exclusively: `lsblk`, `fuser`";
+                return ApiError::new(ApiErrorKind::Refused, error.to_string()).hint(hint);
+            }
+            SetupError::Filesystem(FilesystemError::Unsuitable { .. } | FilesystemError::Sectors { .. })
+            | SetupError::NotADevice(_)
+            | SetupError::TooSmall { .. }
+            | SetupError::OtherLun { .. } => ApiErrorKind::Invalid,
+            _ => ApiErrorKind::Failed,
+        };
+        ApiError::new(kind, error.to_string())
+    })
+}

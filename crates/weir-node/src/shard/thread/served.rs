@@ -1,0 +1,108 @@
+//! Disks of volumes that this node coordinates: each is served to its owner, here or on another node.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use tokio::sync::oneshot;
+use weir_block::{Event, Stream};
+use weir_volume::CoordinatorWay;
+use weir_volume::lun::serving::ServedDisk;
+
+use super::Turning;
+use crate::shard::answer;
+use crate::shard::dispatch::Target;
+use crate::shard::messages::OpenedServed;
+
+/// One of them.
+pub(super) struct Served {
+    name: String,
+    disk: Rc<RefCell<ServedDisk>>,
+    /// Something has happened to it since its last turn.
+    touched: bool,
+    /// Who waits for its end.
+    stopping: Option<oneshot::Sender<()>>,
+}
+
+impl Turning {
+    /// Serves a disk, unless it is served already.
+    pub(super) fn serve(
+        &mut self,
+        name: String,
+        OpenedServed(opened): OpenedServed,
+        epoch: u64,
+        owner: Option<u64>,
+    ) -> Result<(), String> {
+        if let Some((_, served)) = self.served.iter().find(|(_, served)| served.name == name) {
+            return match served.stopping {
+                None => Ok(()),
+                Some(_) => Err("its volume is being given back".into()),
+            };
+        }
+        let disk = ServedDisk::new(&mut self.reactor, opened, epoch, owner);
+        let disk = Rc::new(RefCell::new(disk.map_err(|error| error.to_string())?));
+        let id = disk.borrow().id();
+        let slot = self.served.insert(Served { name, disk, touched: true, stopping: None });
+        self.dispatch.set(id, Target::Served(slot));
+        Ok(())
+    }
+
+    /// What is under way ends, and then it is gone.
+    pub(super) fn stop_serving(&mut self, name: &str, done: oneshot::Sender<()>) {
+        let Some((_, served)) = self.served.iter_mut().find(|(_, served)| served.name == name) else {
+            return answer(done, ());
+        };
+        served.disk.borrow_mut().stop(&mut self.reactor);
+        (served.touched, served.stopping) = (true, Some(done));
+        // Its owner here, if there is one, lets go of it.
+        drop(self.find(name));
+    }
+
+    pub(super) fn owner_connected(&mut self, name: &str, stream: Stream) {
+        let Some((_, served)) = self.served.iter_mut().find(|(_, served)| served.name == name) else {
+            // Dropping the connection says so; the owner asks again.
+            return;
+        };
+        served.touched = true;
+        if let Err(error) = served.disk.borrow_mut().connect(&mut self.reactor, stream) {
+            tracing::warn!(disk = name, %error, "a connection of its owner cannot be used");
+        }
+    }
+
+    pub(super) fn connect_here(&mut self, name: &str) {
+        let served = self.served.iter().find(|(_, served)| served.name == name && served.stopping.is_none());
+        if let Some(disk) = served.map(|(_, served)| Rc::clone(&served.disk)) {
+            self.connect(name, CoordinatorWay::Here(disk));
+        }
+    }
+
+    pub(super) fn connect(&mut self, name: &str, way: CoordinatorWay) {
+        if let Some(slot) = self.slot_of(name) {
+            self.disks[slot].coordinator(&mut self.reactor, way);
+        }
+    }
+
+    pub(super) fn on_served_event(&mut self, slot: usize, event: Event) {
+        let served = &mut self.served[slot];
+        served.touched = true;
+        served.disk.borrow_mut().on_event(&mut self.reactor, event);
+    }
+
+    /// Gives those a turn to which something has happened. An owner on this shard gets one, too.
+    pub(super) fn turn_served(&mut self) -> bool {
+        let touched: Vec<usize> =
+            self.served.iter().filter(|(_, served)| served.touched).map(|(slot, _)| slot).collect();
+        for &slot in &touched {
+            let served = &mut self.served[slot];
+            served.touched = false;
+            served.disk.borrow_mut().advance(&mut self.reactor);
+            let name = served.name.clone();
+            drop(self.find(&name));
+            if self.served[slot].disk.borrow().is_over() {
+                let served = self.served.remove(slot);
+                self.dispatch.clear(served.disk.borrow().id());
+                served.stopping.into_iter().for_each(|done| answer(done, ()));
+            }
+        }
+        !touched.is_empty()
+    }
+}

@@ -1,0 +1,91 @@
+//! The interfaces of backings, by which a shard uses them without knowing their kinds.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use weir_block::{Destage, Nanos, OwnerId, Reactor, Stream};
+
+use crate::backing::FileIdentity;
+use crate::error::VolumeError;
+use crate::lun::serving::ServedDisk;
+
+/// The way to the coordinator of a volume.
+pub enum CoordinatorWay {
+    /// A connection to another node.
+    Remote(Stream),
+    /// On this shard.
+    Here(Rc<RefCell<ServedDisk>>),
+}
+
+/// The lowest layer of a disk. The dynamic dispatch costs one virtual call for each request.
+pub trait Backing: Destage {
+    /// The owner of its events, which the shard passes to [`Layer::on_event`](weir_block::Layer::on_event).
+    fn owner(&self) -> OwnerId;
+
+    /// Sets the disk's size, in bytes. Does not block.
+    ///
+    /// # Errors
+    /// [`VolumeError::InvalidSize`]: not a multiple of the logical block, or more than the storage has; the size is then
+    /// unchanged.
+    fn resize(&mut self, size: u64) -> Result<(), VolumeError>;
+
+    /// The tenure of this node, which owns the disk in this epoch: nothing begins from `until` on (nanoseconds of the shard's clock). For
+    /// a backing that keeps requests.
+    fn own(&mut self, _epoch: u64, _until: &Arc<AtomicU64>) {}
+
+    /// Whether it needs a way to its volume's coordinator; at most twice a second.
+    fn wants_coordinator(&mut self, _now: Nanos) -> bool {
+        false
+    }
+
+    /// A way to its volume's coordinator.
+    fn coordinator(&mut self, _reactor: &mut Reactor, _way: CoordinatorWay) {}
+
+    /// The disk is another node's: what waits for a coordinator fails.
+    fn abandon(&mut self, _reactor: &mut Reactor) {}
+}
+
+/// A backing opened by a thread, for use by a shard.
+pub trait OpenedBacking: Send {
+    /// Moves it to the shard of `reactor`. Does not block.
+    ///
+    /// # Errors
+    /// As for the kind; [`FileBacking::new`], for example.
+    fn attach(self: Box<Self>, reactor: &mut Reactor) -> Result<Box<dyn Backing>, VolumeError>;
+
+    /// Closes it without blocking the caller.
+    fn discard(self: Box<Self>);
+
+    /// The file of a volume that it has open, if it has one.
+    fn file(&self) -> Option<FileIdentity> {
+        None
+    }
+}
+
+impl<B: Backing + ?Sized> Backing for Box<B> {
+    fn owner(&self) -> OwnerId {
+        (**self).owner()
+    }
+
+    fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
+        (**self).resize(size)
+    }
+
+    fn own(&mut self, epoch: u64, until: &Arc<AtomicU64>) {
+        (**self).own(epoch, until);
+    }
+
+    fn wants_coordinator(&mut self, now: Nanos) -> bool {
+        (**self).wants_coordinator(now)
+    }
+
+    fn coordinator(&mut self, reactor: &mut Reactor, way: CoordinatorWay) {
+        (**self).coordinator(reactor, way);
+    }
+
+    fn abandon(&mut self, reactor: &mut Reactor) {
+        (**self).abandon(reactor);
+    }
+}

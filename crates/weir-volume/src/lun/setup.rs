@@ -1,0 +1,401 @@
+//! Makes a LUN a volume: looks at what it has, says what would be done, and does it.
+//!
+//! Nothing is formatted, and nothing mounted, unless the operator repeats the LUN's identity: a filesystem does not show whether another
+//! host has it mounted, and a second mount destroys it.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use weir_block::Nanos;
+use weir_block::size::Size;
+
+use super::filesystem::mount::exclusive;
+use super::filesystem::pages::Pages;
+use super::filesystem::{Content, FilesystemError, Kind, Mounted, Superblock, content};
+use super::heartbeat::area::{behind, in_file, volume_at};
+use super::heartbeat::layout::AREA;
+use super::heartbeat::listener::{BEAT_EVERY, SILENCE};
+use super::heartbeat::{Area, Beat, HeartbeatError, Slot, VolumeId};
+
+/// Smallest LUN, in bytes: mkfs.xfs makes nothing smaller than 300 MiB.
+const SMALLEST: u64 = 320 << 20;
+/// The filesystem ends at a multiple of this many bytes.
+const ALIGNMENT: u64 = 1 << 20;
+
+/// What a path leads to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Lun {
+    /// The path, as given.
+    pub path: PathBuf,
+    /// By which this LUN is known on every host: its WWN or serial number, or what there is.
+    pub identity: String,
+    /// Bytes.
+    pub size: u64,
+    /// Smallest unit of I/O on this path, in bytes.
+    pub sector: u32,
+    /// What is on it.
+    pub content: Content,
+}
+
+/// What the operator wants of a LUN.
+#[derive(Clone, Debug, Default)]
+pub struct Wish {
+    /// Make this filesystem. Whatever is there is lost.
+    pub format: Option<Kind>,
+    /// The LUN's identity, repeated.
+    pub identity: Option<String>,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Plan {
+    /// Make a filesystem, of this many bytes, and the heartbeat area behind it.
+    Format {
+        /// Which one.
+        kind: Kind,
+        /// Bytes.
+        size: u64,
+    },
+    /// Use the one that is there, with the heartbeat area behind it, from this byte.
+    UseBehind(u64),
+    /// Use the one that is there, with the heartbeat area in a file.
+    UseInFile,
+}
+
+impl Plan {
+    /// In words.
+    #[must_use]
+    pub fn describe(&self, lun: &Lun) -> String {
+        let (path, identity) = (lun.path.display(), &lun.identity);
+        match self {
+            Plan::Format { kind, size } => format!(
+                "format {path} (LUN {identity}) with {kind}, {} of {}; {} is lost",
+                Size(*size),
+                Size(lun.size),
+                lun.describe()
+            ),
+            Plan::UseBehind(_) => {
+                format!(
+                    "use the {} on {path} (LUN {identity}), with a heartbeat area behind it",
+                    lun.describe()
+                )
+            }
+            Plan::UseInFile => {
+                format!(
+                    "use the {} on {path} (LUN {identity}), with a heartbeat area in a file",
+                    lun.describe()
+                )
+            }
+        }
+    }
+}
+
+/// A LUN that is ready to be a volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ready {
+    /// Its filesystem.
+    pub superblock: Superblock,
+    /// First byte of the heartbeat area.
+    pub area: u64,
+}
+
+/// Why a LUN cannot be a volume.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// No block device.
+    #[error("{} is no block device; for a file, make a loop device of it on each node (losetup)", .0.display())]
+    NotADevice(PathBuf),
+    /// Too small.
+    #[error("{} has {}, and a volume needs at least {}", .path.display(), Size(*.size), Size(SMALLEST))]
+    TooSmall {
+        /// The LUN.
+        path: PathBuf,
+        /// Bytes.
+        size: u64,
+    },
+    /// It has nothing that can be used.
+    #[error("{} has {found}; to make a filesystem there, add --format xfs (or ext4) and --identity {identity}: what is there is lost", .path.display())]
+    NoFilesystem {
+        /// The LUN.
+        path: PathBuf,
+        /// What it has.
+        found: String,
+        /// Its identity.
+        identity: String,
+    },
+    /// The identity was not repeated.
+    #[error(
+        "make sure that no host uses {} (LUN {identity}) in any other way, and say so with --identity {identity}: {what}", .path.display()
+    )]
+    NotConfirmed {
+        /// The LUN.
+        path: PathBuf,
+        /// Its identity.
+        identity: String,
+        /// What would be done.
+        what: String,
+    },
+    /// Another LUN.
+    #[error("{} is LUN {identity}, not {said}: is it another device than you mean?", .path.display())]
+    OtherLun {
+        /// The path.
+        path: PathBuf,
+        /// Its identity.
+        identity: String,
+        /// What the operator has said.
+        said: String,
+    },
+    /// Heartbeats come.
+    #[error(
+        "{} is in use by node {} (process {}) as volume {volume}: is the LUN presented to another cluster?", .path.display(), .beat.name, .beat.incarnation
+    )]
+    InUse {
+        /// The LUN.
+        path: PathBuf,
+        /// The volume that it is there.
+        volume: VolumeId,
+        /// The last heartbeat.
+        beat: Box<Beat>,
+    },
+    /// It is one already.
+    #[error("{} is the LUN of volume {volume}", .path.display())]
+    IsVolume {
+        /// The path.
+        path: PathBuf,
+        /// The volume.
+        volume: String,
+    },
+    /// mkfs.
+    #[error("{program} failed on {}: {said}", .path.display())]
+    Format {
+        /// The program.
+        program: &'static str,
+        /// The LUN.
+        path: PathBuf,
+        /// What it has said.
+        said: String,
+    },
+    /// The filesystem.
+    #[error(transparent)]
+    Filesystem(#[from] FilesystemError),
+    /// The heartbeat area.
+    #[error(transparent)]
+    Heartbeat(#[from] HeartbeatError),
+}
+
+impl Lun {
+    /// Looks at a path. Changes nothing; but it may find the LUN in use only on this host. Blocks.
+    ///
+    /// # Errors
+    /// [`SetupError::NotADevice`], [`SetupError::Filesystem`] ([`FilesystemError::is_busy`]: mounted on this host).
+    pub fn examine(path: &Path) -> Result<Lun, SetupError> {
+        let metadata = std::fs::metadata(path).map_err(FilesystemError::system("examine", path))?;
+        if !metadata.file_type().is_block_device() {
+            return Err(SetupError::NotADevice(path.to_path_buf()));
+        }
+        let device = exclusive(path)?;
+        let failed = |error: rustix::io::Errno| FilesystemError::system("examine", path)(error.into());
+        let sector = rustix::fs::ioctl_blksszget(&device).map_err(failed)?;
+        let size = rustix::fs::seek(&device, rustix::fs::SeekFrom::End(0)).map_err(failed)?;
+        let content = content(&device, path)?;
+        Ok(Lun { path: path.to_path_buf(), identity: identity(metadata.rdev(), size), size, sector, content })
+    }
+
+    /// What it has, in words.
+    #[must_use]
+    pub fn describe(&self) -> String {
+        match &self.content {
+            Content::Zeroes => "nothing that is known here (zeroes)".into(),
+            Content::Unknown => "something that is no ext4 and no XFS".into(),
+            Content::Filesystem(found) if found.label.is_empty() => {
+                format!("{} without a label", found.kind)
+            }
+            Content::Filesystem(found) => format!("{} {:?}", found.kind, found.label),
+        }
+    }
+
+    /// What is to be done to make it a volume. Changes nothing.
+    ///
+    /// # Errors
+    /// [`SetupError`].
+    pub fn plan(&self, wish: &Wish) -> Result<Plan, SetupError> {
+        let (path, identity) = (self.path.clone(), self.identity.clone());
+        if self.size < SMALLEST {
+            return Err(SetupError::TooSmall { path, size: self.size });
+        }
+        if let Some(said) = wish.identity.clone().filter(|said| *said != identity) {
+            return Err(SetupError::OtherLun { path, identity, said });
+        }
+        match (&self.content, wish.format) {
+            (_, Some(kind)) => {
+                let size = (self.size - AREA as u64) / ALIGNMENT * ALIGNMENT;
+                Ok(Plan::Format { kind, size })
+            }
+            (Content::Filesystem(Superblock { unsuitable: Some(source), .. }), None) => {
+                Err(FilesystemError::Unsuitable { path, source: source.clone() }.into())
+            }
+            (Content::Filesystem(found), None) => {
+                if found.sector < self.sector {
+                    let (filesystem, path_sector) = (found.sector, self.sector);
+                    return Err(FilesystemError::Sectors { path, filesystem, path_sector }.into());
+                }
+                Ok(behind(found, self.size).map_or(Plan::UseInFile, Plan::UseBehind))
+            }
+            (Content::Zeroes | Content::Unknown, None) => {
+                Err(SetupError::NoFilesystem { path, found: self.describe(), identity })
+            }
+        }
+    }
+
+    /// Waits for two seconds, if the LUN has a heartbeat area, for heartbeats of whoever uses it.
+    ///
+    /// # Errors
+    /// [`SetupError::InUse`], [`SetupError::Heartbeat`].
+    pub fn listen(&self) -> Result<(), SetupError> {
+        let Content::Filesystem(found) = &self.content else { return Ok(()) };
+        let Some(at) = behind(found, self.size) else { return Ok(()) };
+        let Some(volume) = volume_at(&self.path, at)? else { return Ok(()) };
+        let mut area = Area::open(&self.path, at, volume)?;
+        let (first, until) = (area.slots()?, Nanos::now() + SILENCE + BEAT_EVERY);
+        while Nanos::now() < until {
+            thread::sleep(BEAT_EVERY / 2);
+            let changed = area.slots()?.into_iter().zip(&first).find(|(now, before)| now != *before);
+            if let Some((Slot::Beat(beat), _)) = changed {
+                return Err(SetupError::InUse { path: self.path.clone(), volume, beat: Box::new(beat) });
+            }
+        }
+        Ok(())
+    }
+
+    /// Carries a plan out, after the operator has repeated the identity. Blocks.
+    ///
+    /// # Errors
+    /// [`SetupError`]. A format that has begun may have destroyed what was there.
+    pub fn set_up(
+        &self,
+        plan: &Plan,
+        wish: &Wish,
+        volume: VolumeId,
+        label: &str,
+    ) -> Result<Ready, SetupError> {
+        let (path, identity) = (self.path.clone(), self.identity.clone());
+        if wish.identity.as_ref() != Some(&identity) {
+            return Err(SetupError::NotConfirmed { path, identity, what: plan.describe(self) });
+        }
+        self.listen()?;
+        let superblock = match (plan, &self.content) {
+            (Plan::Format { kind, size }, _) => self.format(*kind, *size, label)?,
+            (_, Content::Filesystem(found)) => found.clone(),
+            (_, Content::Zeroes | Content::Unknown) => {
+                return Err(SetupError::NoFilesystem { path, found: self.describe(), identity });
+            }
+        };
+        let area = match behind(&superblock, self.size) {
+            Some(at) if *plan != Plan::UseInFile => {
+                // Of a former volume, whose nodes were listened for.
+                wipe(&self.path, at)?;
+                at
+            }
+            _ => {
+                let mounted = Mounted::new(&self.path)?;
+                let at = in_file(&mounted)?;
+                drop(mounted);
+                wipe(&self.path, at)?;
+                at
+            }
+        };
+        Area::create(&self.path, area, volume)?;
+        Ok(Ready { superblock, area })
+    }
+
+    fn format(&self, kind: Kind, size: u64, label: &str) -> Result<Superblock, SetupError> {
+        let label: String = label.chars().take(12).collect();
+        let (program, arguments) = match kind {
+            // A log of at most 64 MiB is replayed in a second; sectors of 4096 bytes suit every path.
+            Kind::Xfs => (
+                "mkfs.xfs",
+                vec![
+                    "-q".into(),
+                    "-f".into(),
+                    "-K".into(),
+                    "-s".into(),
+                    "size=4096".into(),
+                    "-m".into(),
+                    "reflink=1,crc=1".into(),
+                    "-l".into(),
+                    "size=64m".into(),
+                    "-d".into(),
+                    format!("size={size}"),
+                    "-L".into(),
+                    label,
+                ],
+            ),
+            Kind::Ext4 => (
+                "mkfs.ext4",
+                vec![
+                    "-q".into(),
+                    "-F".into(),
+                    "-b".into(),
+                    "4096".into(),
+                    "-J".into(),
+                    "size=64".into(),
+                    "-E".into(),
+                    "nodiscard".into(),
+                    "-L".into(),
+                    label,
+                ],
+            ),
+        };
+        let mut command = Command::new(program);
+        command.args(arguments).arg(&self.path);
+        if kind == Kind::Ext4 {
+            command.arg((size / 4096).to_string());
+        }
+        let failed = |said: String| SetupError::Format { program, path: self.path.clone(), said };
+        let output = command.output().map_err(|error| failed(error.to_string()))?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr);
+            return Err(failed(said.lines().next().unwrap_or("it does not say why").to_owned()));
+        }
+        let device = File::open(&self.path).map_err(FilesystemError::system("open", &self.path))?;
+        match content(&device, &self.path)? {
+            Content::Filesystem(found) if found.unsuitable.is_none() => Ok(found),
+            other => Err(failed(format!("it has made what cannot be used: {other:?}"))),
+        }
+    }
+}
+
+/// Writes zeroes where a heartbeat area is to be.
+fn wipe(path: &Path, at: u64) -> Result<(), FilesystemError> {
+    let mut options = OpenOptions::new();
+    options.write(true).custom_flags(libc::O_DIRECT | libc::O_DSYNC | libc::O_CLOEXEC);
+    let file = options.open(path).map_err(FilesystemError::system("open", path))?;
+    file.write_all_at(Pages::new(AREA).bytes(), at).map_err(FilesystemError::system("write", path))
+}
+
+/// By which a device is known on every host: its WWN, its serial number; of a loop device, its file. A device that has none of these is
+/// known by its size, which is better than nothing.
+fn identity(device: u64, size: u64) -> String {
+    let base = PathBuf::from(format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device)));
+    let read = |name: &str| -> io::Result<String> {
+        Ok(std::fs::read_to_string(base.join(name))?.split_whitespace().collect::<Vec<_>>().join("-"))
+    };
+    let known = ["wwid", "device/wwid", "serial", "device/serial", "dm/uuid"];
+    let part = |name: &str| read(name).ok();
+    if let Some(number) = part("partition") {
+        let whole = known.iter().find_map(|name| part(&format!("../{name}")).filter(|text| !text.is_empty()));
+        return format!("{}-part{number}", whole.unwrap_or_else(|| format!("size-{size}")));
+    }
+    if let Some(found) = known.iter().find_map(|name| part(name).filter(|text| !text.is_empty())) {
+        return found;
+    }
+    let backing = std::fs::read_to_string(base.join("loop/backing_file")).ok();
+    match backing.and_then(|path| std::fs::metadata(path.trim_end()).ok()) {
+        Some(file) => format!("file-{:x}-{}", file.dev(), file.ino()),
+        None => format!("size-{size}"),
+    }
+}
