@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use common::lun::LunBench;
 use common::{Bench, DISK, alone, during, new_history, seed};
+use weir_block::Nanos;
 use weir_load::verifying::VerifyingLoad;
 
 fn judge(bench: &Bench, load: &mut VerifyingLoad, seed: u64) {
@@ -66,7 +67,10 @@ fn the_coordinators_host_crashes_under_load() {
         let (mut load, next) = during(load, Duration::from_secs(2), || {
             std::thread::sleep(Duration::from_secs(1));
             pool.crash(&coordinator);
-            pool.coordinator()
+            let since = Nanos::now();
+            let next = pool.coordinator();
+            eprintln!("{format}: another one serves after {:?}", Nanos::now() - since);
+            next
         });
         eprintln!(
             "{format} {policy}: from {coordinator} to {next}, stalled for {:?}",

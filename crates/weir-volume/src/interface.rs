@@ -9,6 +9,7 @@ use weir_block::{Destage, Nanos, OwnerId, Reactor, Stream};
 
 use crate::backing::FileIdentity;
 use crate::error::VolumeError;
+use crate::lun::route_status::RouteStatus;
 use crate::lun::serving::ServedDisk;
 
 /// The way to the coordinator of a volume.
@@ -42,6 +43,11 @@ pub trait Backing: Destage {
 
     /// A way to its volume's coordinator.
     fn coordinator(&mut self, _reactor: &mut Reactor, _way: CoordinatorWay) {}
+
+    /// By which way its I/O goes, of a disk of a shared volume.
+    fn route(&self) -> Option<RouteStatus> {
+        None
+    }
 
     /// The disk is another node's: what waits for a coordinator fails.
     fn abandon(&mut self, _reactor: &mut Reactor) {}
@@ -83,6 +89,10 @@ impl<B: Backing + ?Sized> Backing for Box<B> {
 
     fn coordinator(&mut self, reactor: &mut Reactor, way: CoordinatorWay) {
         (**self).coordinator(reactor, way);
+    }
+
+    fn route(&self) -> Option<RouteStatus> {
+        (**self).route()
     }
 
     fn abandon(&mut self, reactor: &mut Reactor) {

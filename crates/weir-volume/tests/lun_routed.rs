@@ -24,7 +24,8 @@ use weir_block::{
 use weir_volume::Backing;
 use weir_volume::lun::filesystem::Mounted;
 use weir_volume::lun::filesystem::mount::exclusive;
-use weir_volume::lun::routed::{RouteCounts, RoutedBacking, RoutedOptions};
+use weir_volume::lun::route_status::RouteCounts;
+use weir_volume::lun::routed::{RoutedBacking, RoutedOptions};
 use weir_volume::lun::serving::{OpenedDisk, ServedDisk, open_lun};
 
 const MIB: u64 = 1 << 20;

@@ -10,6 +10,7 @@ use weir_block::{
     BufferPool, Code, Completion, Destage, ErrorKind, Event, IoError, Layer, LayerInfo, LayerMeter, Nanos,
     OwnerId, Reactor, Region, Request, RequestKind, Tag,
 };
+use weir_volume::lun::route_status::RouteStatus;
 use weir_volume::{Backing, CoordinatorWay, VolumeError};
 
 use super::timing::{self, Fate, Timing};
@@ -258,6 +259,10 @@ impl<L: Backing, T: Timing> Backing for Held<L, T> {
 
     fn coordinator(&mut self, reactor: &mut Reactor, way: CoordinatorWay) {
         self.inner.coordinator(reactor, way);
+    }
+
+    fn route(&self) -> Option<RouteStatus> {
+        self.inner.route()
     }
 
     fn abandon(&mut self, reactor: &mut Reactor) {

@@ -102,7 +102,7 @@ pub struct LunBench {
 impl LunBench {
     pub fn up(nodes: usize, format: &str, policy: &str, tune: impl FnOnce(&mut LabConfig)) -> LunBench {
         // Its image is on a disk's filesystem: loop devices with direct I/O.
-        let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+        let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let luns = Luns::new(directory.path(), nodes);
         let mut config = LabConfig::new(tempfile_path(directory.path()), program());
         config.nodes = nodes;

@@ -116,8 +116,10 @@ fn begin(node: &Arc<Node>, record: VolumeRecord, records: &Coordinators) -> Runn
 
 /// Ends the tasks of volumes that are not to be kept.
 async fn end(node: &Node, running: &mut BTreeMap<String, Running>, is_kept: impl Fn(&str, u64) -> bool) {
-    let gone = running.extract_if(.., |name, one| !is_kept(name, one.id)).collect::<Vec<_>>();
-    for (_, one) in &gone {
+    let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        std::mem::take(running).into_iter().partition(|(name, one)| is_kept(name, one.id));
+    *running = kept;
+    for one in gone.values() {
         let _ = one.stop.send(true);
     }
     for (name, one) in gone {

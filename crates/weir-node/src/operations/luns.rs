@@ -1,6 +1,6 @@
 //! Volumes on LUNs: planned, made, shown; and the operator's word for a fence.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use weir_cluster::records::{CoordinatorRecord, LunRecord, Record, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{RegistryError, Transaction};
@@ -178,7 +178,7 @@ fn wish(format: Option<&str>, identity: Option<String>) -> Answer<Wish> {
 }
 
 fn set_up(
-    path: &PathBuf,
+    path: &Path,
     wish: &Wish,
     mark: VolumeId,
     label: &str,
@@ -188,7 +188,7 @@ fn set_up(
     if let Content::Filesystem(found) = &lun.content
         && let Some((volume, _)) = known.iter().find(|(_, uuid)| *uuid == found.uuid)
     {
-        return Err(SetupError::IsVolume { path: path.clone(), volume: volume.clone() });
+        return Err(SetupError::IsVolume { path: path.to_path_buf(), volume: volume.clone() });
     }
     let plan: Plan = lun.plan(wish)?;
     let ready = lun.set_up(&plan, wish, mark, label)?;

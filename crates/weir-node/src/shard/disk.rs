@@ -11,11 +11,12 @@ use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, 
 use weir_export::{Client, Exports, Rate, Workspace};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
+use weir_volume::lun::route_status::{Reason, Reasons, RouteState};
 use weir_volume::{Backing, BackingKind, BackingOptions, CoordinatorWay};
 
 use super::health::DelayCounters;
 use super::load::RunningLoad;
-use super::messages::{Arrival, DiskStatus, LimitDelays, LoadLayer, OpenDisk};
+use super::messages::{Arrival, DiskStatus, LimitDelays, LoadLayer, OpenDisk, RouteView};
 use super::profile::DiskProfile;
 use super::stack::Top;
 use super::{ShardConfig, answer};
@@ -59,6 +60,8 @@ pub struct Disk {
     activity: u64,
     /// What its limit has delayed, for other threads.
     delays: Arc<DelayCounters>,
+    /// The way of its I/O, of a disk of a shared volume.
+    route: Option<(RouteState, Reasons)>,
 }
 
 impl Disk {
@@ -134,6 +137,7 @@ impl Disk {
             due: Nanos(0),
             activity: 0,
             delays: Arc::default(),
+            route: None,
         })
     }
 
@@ -347,6 +351,21 @@ impl Disk {
         self.accel().lower_mut().inner_mut()
     }
 
+    /// The way of its I/O, if that is another one than at the last call, in words; by itself nothing that the operator has to know at first.
+    pub fn new_route(&mut self) -> Option<String> {
+        let now = self.look().lower().inner().route()?;
+        // Changes with every other request.
+        let reasons = now.reasons.iter().filter(|reason| *reason != Reason::UnallocatedExtent);
+        let reasons: Reasons = reasons.fold(Reasons::default(), |set, reason| set.with(reason, true));
+        let before = self.route.replace((now.state, reasons));
+        if before.is_none_or(|before| before == (now.state, reasons)) {
+            return None;
+        }
+        let names: Vec<&str> = reasons.iter().map(Reason::name).collect();
+        let why = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
+        Some(format!("{}{why}", now.state.name()))
+    }
+
     /// Whether it needs a way to its volume's coordinator.
     pub fn wants_coordinator(&mut self, now: Nanos) -> bool {
         self.backing().wants_coordinator(now)
@@ -520,6 +539,7 @@ impl Disk {
             limit_delays: LimitDelays::from(self.exports.delays()),
             in_flight: self.top.in_flight(),
             faults: Vec::new(),
+            route: self.look().lower().inner().route().map(RouteView::from),
         }
     }
 }

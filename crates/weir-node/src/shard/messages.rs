@@ -15,6 +15,7 @@ use weir_block::{LayerMeter, Stream};
 use weir_export::{Client, Delays, Rate};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
+use weir_volume::lun::route_status::{Reason, RouteStatus};
 use weir_volume::lun::serving::OpenedDisk;
 use weir_volume::{BackingKind, BackingOptions, FileIdentity, Mark, Trace};
 
@@ -288,6 +289,53 @@ pub struct DiskStatus {
     /// Faults of its backing that the node has seen beside the I/O.
     #[serde(default)]
     pub faults: Vec<String>,
+    /// By which way its I/O goes, of a disk of a volume on a LUN.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub route: Option<RouteView>,
+}
+
+/// By which way the I/O of a disk goes, and why.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct RouteView {
+    /// `direct`, `block-redirected`, `file-redirected` or `paused`.
+    pub state: String,
+    /// Why it is not simply direct.
+    pub reasons: Vec<RouteReason>,
+    /// Parts of requests that this node did on the LUN, since the disk was opened.
+    pub direct: u64,
+    /// Parts that the coordinator did on the LUN.
+    pub block: u64,
+    /// Requests that the coordinator did through its filesystem.
+    pub file: u64,
+    /// Parts of reads in holes.
+    pub zeroes: u64,
+    /// Parts of requests that crossed from one extent to another.
+    pub splits: u64,
+}
+
+/// A reason flag.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct RouteReason {
+    /// Its name.
+    pub flag: String,
+    /// Nobody has to do anything.
+    pub benign: bool,
+}
+
+impl From<RouteStatus> for RouteView {
+    fn from(status: RouteStatus) -> RouteView {
+        let RouteStatus { state, reasons, counts } = status;
+        let reason = |one: Reason| RouteReason { flag: one.name().to_owned(), benign: one.is_benign() };
+        RouteView {
+            state: state.name().to_owned(),
+            reasons: reasons.iter().map(reason).collect(),
+            direct: counts.direct,
+            block: counts.block,
+            file: counts.file,
+            zeroes: counts.zeroes,
+            splits: counts.splits,
+        }
+    }
 }
 
 /// Clients' requests that a disk's limit has delayed.

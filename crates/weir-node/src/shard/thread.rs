@@ -264,6 +264,9 @@ impl Turning {
         disk.turn(&mut self.reactor, &mut self.workspace);
         disk.take_notices(&mut self.wanted);
         self.unsent.extend(self.wanted.drain(..).map(|notice| translate(&disk.name, notice)));
+        if let Some(text) = disk.new_route() {
+            self.unsent.push(Notice::Event { disk: disk.name.clone(), kind: "route", text });
+        }
         if disk.wants_coordinator(self.reactor.now()) {
             self.unsent.push(Notice::WantCoordinator { disk: disk.name.clone() });
         }

@@ -167,6 +167,7 @@ fn config(number: usize) -> Config {
         },
         flash: Default::default(),
         limits: Default::default(),
+        lun: Default::default(),
     }
 }
 

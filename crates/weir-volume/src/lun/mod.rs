@@ -22,6 +22,7 @@ pub mod filesystem;
 pub mod heartbeat;
 pub mod leases;
 pub mod redirect;
+pub mod route_status;
 pub mod routed;
 pub mod router;
 pub mod serving;

@@ -261,6 +261,18 @@ impl Router {
         self.coordinator
     }
 
+    /// The operator wants every request to go through the coordinator's filesystem.
+    #[must_use]
+    pub fn goes_through_filesystem(&self) -> bool {
+        self.through_filesystem
+    }
+
+    /// A change goes through the coordinator's filesystem now, for lack of a lease.
+    #[must_use]
+    pub fn redirects(&self) -> bool {
+        self.under_way.iter().any(|one| one.route == Route::File && one.request.kind.changes())
+    }
+
     /// The owner's leases.
     #[must_use]
     pub fn leases(&self) -> &Leases {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use weir_block::size::Size;
 use weir_node::api::{CreateDisk, Delete, Deleted, DiskView, Disks, Export, Moved};
-use weir_node::shard::messages::{DiskStatus, LimitDelays};
+use weir_node::shard::messages::{DiskStatus, LimitDelays, RouteReason, RouteView};
 use weir_node::units::{Period, about, count};
 use weir_report::format;
 
@@ -170,6 +170,7 @@ pub fn show(disk: &DiskView) -> String {
         ("warning", disk.warnings.join("; ")),
     ];
     if let Some(detail) = &disk.detail {
+        pairs.extend(detail.route.iter().flat_map(route));
         pairs.extend(delays(&detail.limit_delays));
         pairs.extend(watermarks(detail));
     }
@@ -188,6 +189,25 @@ fn delays(delays: &LimitDelays) -> Option<(&'static str, String)> {
             format!("{}, {mean} on average; {clients} {wait} now", count(requests, "request"))
         })
     })
+}
+
+/// By which way the I/O of a disk on a LUN goes.
+fn route(route: &RouteView) -> Vec<(&'static str, String)> {
+    let reason = |one: &RouteReason| match one.benign {
+        true => one.flag.clone(),
+        false => format!("{} (not benign)", one.flag),
+    };
+    let reasons: Vec<String> = route.reasons.iter().map(reason).collect();
+    let why = if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join(", ")) };
+    let counts = format!(
+        "{} direct, {} block-redirected, {} file-redirected, {} in holes, {} split",
+        count(route.direct, "part"),
+        route.block,
+        route.file,
+        route.zeroes,
+        route.splits
+    );
+    vec![("route", format!("{}{why}", route.state)), ("by route", counts)]
 }
 
 fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {

@@ -156,6 +156,7 @@ async fn node_of(
         here: Here::default(),
         capacity: LogCapacity::default(),
         intents: crate::control::intents::Intents::default(),
+        coordinators: crate::control::coordinators::Coordinators::default(),
     };
     (Arc::new(node), heard)
 }

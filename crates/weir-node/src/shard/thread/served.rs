@@ -54,7 +54,7 @@ impl Turning {
         served.disk.borrow_mut().stop(&mut self.reactor);
         (served.touched, served.stopping) = (true, Some(done));
         // Its owner here, if there is one, lets go of it.
-        drop(self.find(name));
+        self.touch(name);
     }
 
     pub(super) fn owner_connected(&mut self, name: &str, stream: Stream) {
@@ -81,6 +81,11 @@ impl Turning {
         }
     }
 
+    /// A disk of this name that is open here gets a turn.
+    fn touch(&mut self, name: &str) {
+        self.find(name);
+    }
+
     pub(super) fn on_served_event(&mut self, slot: usize, event: Event) {
         let served = &mut self.served[slot];
         served.touched = true;
@@ -96,7 +101,7 @@ impl Turning {
             served.touched = false;
             served.disk.borrow_mut().advance(&mut self.reactor);
             let name = served.name.clone();
-            drop(self.find(&name));
+            self.touch(&name);
             if self.served[slot].disk.borrow().is_over() {
                 let served = self.served.remove(slot);
                 self.dispatch.clear(served.disk.borrow().id());

@@ -27,6 +27,7 @@ use weir_block::{
 use super::leases::Lease;
 use super::redirect::wire::LARGEST;
 use super::redirect::{ToCoordinator, ToOwner};
+use super::route_status::{Reason, Reasons, RouteCounts, RouteState, RouteStatus};
 use super::router::{self, Effect, Kind, Route, Router};
 use super::serving::{PIECE, ServedDisk};
 use crate::error::VolumeError;
@@ -48,21 +49,6 @@ const RETRY_AFTER: Duration = Duration::from_millis(1);
 const ASK_AGAIN: Duration = Duration::from_millis(500);
 /// Bytes of zeroes to write from.
 const ZEROES: usize = 1 << 20;
-
-/// Requests, by their way.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RouteCounts {
-    /// Parts of requests that this node did on the LUN.
-    pub direct: u64,
-    /// Parts that the coordinator did on the LUN.
-    pub block: u64,
-    /// Requests that the coordinator did through its filesystem.
-    pub file: u64,
-    /// Parts of reads in holes.
-    pub zeroes: u64,
-    /// Requests in more than one part.
-    pub splits: u64,
-}
 
 /// How a disk of a shared volume is used here.
 #[derive(Clone, Copy, Debug)]
@@ -585,6 +571,24 @@ impl Backing for RoutedBacking {
                 }
             }
         }
+    }
+
+    fn route(&self) -> Option<RouteStatus> {
+        let (path, coordinator) = (self.core.has_path(), self.core.has_coordinator());
+        let by_wish = self.core.goes_through_filesystem();
+        let state = match (path, coordinator) {
+            (_, true) if by_wish => RouteState::FileRedirected,
+            (true, _) => RouteState::Direct,
+            (false, true) => RouteState::BlockRedirected,
+            (false, false) => RouteState::Paused,
+        };
+        let reasons = Reasons::default()
+            .with(Reason::UserRequest, by_wish)
+            .with(Reason::UnallocatedExtent, self.core.redirects())
+            .with(Reason::NoDiskConnectivity, !path && !self.fenced)
+            .with(Reason::Fenced, self.fenced)
+            .with(Reason::CoordinatorMoving, !coordinator);
+        Some(RouteStatus { state, reasons, counts: self.counts })
     }
 
     fn abandon(&mut self, reactor: &mut Reactor) {

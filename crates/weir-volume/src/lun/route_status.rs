@@ -1,0 +1,128 @@
+//! The state of a disk of a shared volume at its owner, for operators: by which way its I/O goes, and why.
+
+/// By which way I/O goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouteState {
+    /// This node does it on the LUN, wherever the disk has blocks.
+    Direct,
+    /// The coordinator does it on the LUN.
+    BlockRedirected,
+    /// The coordinator does it through its filesystem.
+    FileRedirected,
+    /// It waits.
+    Paused,
+}
+
+impl RouteState {
+    /// Its name in commands, metrics and events.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            RouteState::Direct => "direct",
+            RouteState::BlockRedirected => "block-redirected",
+            RouteState::FileRedirected => "file-redirected",
+            RouteState::Paused => "paused",
+        }
+    }
+}
+
+/// Why I/O does not go directly, or may not for all of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// The operator wants it to go through the coordinator.
+    UserRequest,
+    /// A part of the disk has no blocks of its own yet: writes there are redirected until it has.
+    UnallocatedExtent,
+    /// This node does not reach the LUN.
+    NoDiskConnectivity,
+    /// The LUN refuses this node's writes: another node has fenced it.
+    Fenced,
+    /// Nobody coordinates the volume, or its coordinator cannot be reached.
+    CoordinatorMoving,
+}
+
+impl Reason {
+    const ALL: [Reason; 5] = [
+        Reason::UserRequest,
+        Reason::UnallocatedExtent,
+        Reason::NoDiskConnectivity,
+        Reason::Fenced,
+        Reason::CoordinatorMoving,
+    ];
+
+    /// Its name in commands, metrics and events.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Reason::UserRequest => "user-request",
+            Reason::UnallocatedExtent => "unallocated-extent",
+            Reason::NoDiskConnectivity => "no-disk-connectivity",
+            Reason::Fenced => "fenced",
+            Reason::CoordinatorMoving => "coordinator-moving",
+        }
+    }
+
+    /// It is as it should be: nobody has to do anything.
+    #[must_use]
+    pub const fn is_benign(self) -> bool {
+        matches!(self, Reason::UserRequest | Reason::UnallocatedExtent)
+    }
+}
+
+/// A set of reasons.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reasons(u8);
+
+impl Reasons {
+    /// With another one, if it holds.
+    #[must_use]
+    pub const fn with(self, reason: Reason, holds: bool) -> Reasons {
+        if holds { Reasons(self.0 | 1 << reason as u8) } else { self }
+    }
+
+    /// All of them.
+    pub fn iter(self) -> impl Iterator<Item = Reason> {
+        Reason::ALL.into_iter().filter(move |reason| self.0 & 1 << *reason as u8 != 0)
+    }
+}
+
+/// Requests, by their way.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RouteCounts {
+    /// Parts of requests that this node did on the LUN.
+    pub direct: u64,
+    /// Parts that the coordinator did on the LUN.
+    pub block: u64,
+    /// Requests that the coordinator did through its filesystem.
+    pub file: u64,
+    /// Parts of reads in holes.
+    pub zeroes: u64,
+    /// Parts of requests that crossed from one extent to another.
+    pub splits: u64,
+}
+
+/// All of that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RouteStatus {
+    /// The way.
+    pub state: RouteState,
+    /// Why.
+    pub reasons: Reasons,
+    /// Since the disk was opened.
+    pub counts: RouteCounts,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_has_what_was_put_in() {
+        let set = Reasons::default().with(Reason::Fenced, true).with(Reason::UserRequest, false);
+        assert_eq!(set.iter().collect::<Vec<_>>(), [Reason::Fenced]);
+        let all = Reason::ALL.into_iter().fold(Reasons::default(), |set, reason| set.with(reason, true));
+        assert_eq!(all.iter().count(), Reason::ALL.len());
+        let benign: Vec<&str> = all.iter().filter(|one| one.is_benign()).map(Reason::name).collect();
+        assert_eq!(benign, ["user-request", "unallocated-extent"]);
+    }
+}
