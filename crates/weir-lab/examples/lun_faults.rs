@@ -130,7 +130,9 @@ fn rounds(format: &str, rounds: u32, random: &mut Rng) -> Totals {
 fn inflict(pool: &mut LunBench, fault: Fault, (coordinator, owner): (&str, &str), random: &mut Rng) {
     let number = |node: &str| node[1..].parse::<usize>().unwrap();
     match fault {
-        Fault::CrashCoordinator => pool.crash(coordinator),
+        Fault::CrashCoordinator => {
+            pool.crash(coordinator);
+        }
         Fault::KillOwner => pool.bench.lab.kill(owner).unwrap(),
         Fault::LosePath => {
             pool.luns.set_path(number(owner), false);

@@ -66,7 +66,7 @@ fn the_coordinators_host_crashes_under_load() {
         let load = pool.bench.load(new_history(seed), seed);
         let (mut load, next) = during(load, Duration::from_secs(2), || {
             std::thread::sleep(Duration::from_secs(1));
-            pool.crash(&coordinator);
+            assert!(pool.crash(&coordinator), "it has the filesystem mounted");
             let since = Nanos::now();
             let next = pool.coordinator();
             eprintln!("{format}: another one serves after {:?}", Nanos::now() - since);

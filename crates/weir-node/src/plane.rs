@@ -26,10 +26,9 @@ use crate::control::node::{Here, Journal, Node};
 use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
 use crate::control::{
-    LogCapacity, Shards, Tasks, admission, agreement, capacity, change, copies, flash, grants, node_states,
-    provisioning, relocation, supervisor, watchdog,
+    LogCapacity, Shards, Tasks, admission, agreement, capacity, change, copies, flash, grants, lun_disks,
+    node_states, provisioning, relocation, supervisor, watchdog,
 };
-use crate::coordination;
 use crate::exports;
 use crate::identity::NodeIdentity;
 use crate::peer::{Greeting, Incoming, Network, Purpose};
@@ -256,7 +255,7 @@ pub async fn admit(
             agreement::serve(node, &record, &mut stream).await.map_err(unusable)?
         }
         Admission::Redirect { record } => {
-            if let Err(reason) = coordination::serve(node, &record).await {
+            if let Err(reason) = lun_disks::serve(node, &record).await {
                 part(&mut stream).await;
                 return Err(Refusal::new(Why::NotAllowed, reason));
             }

@@ -13,8 +13,8 @@ use weir_block::{OwnerId, Reactor};
 use crate::backing::{BackingOptions, FileBacking, FileIdentity, Mark, OpenedFile, Trace};
 use crate::error::VolumeError;
 use crate::interface::{Backing, OpenedBacking};
-use crate::lun::routed::{RoutedBacking, RoutedOptions};
 use crate::lun::serving::open_lun;
+use crate::routed::{RoutedBacking, RoutedOptions};
 
 /// The storage of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,6 +13,7 @@ pub mod interface;
 pub mod lun;
 mod offload;
 pub mod planted;
+pub mod routed;
 pub mod volume;
 
 pub use backing::{

@@ -25,8 +25,8 @@ use weir_volume::Backing;
 use weir_volume::lun::filesystem::Mounted;
 use weir_volume::lun::filesystem::mount::exclusive;
 use weir_volume::lun::route_status::RouteCounts;
-use weir_volume::lun::routed::{RoutedBacking, RoutedOptions};
 use weir_volume::lun::serving::{OpenedDisk, ServedDisk, open_lun};
+use weir_volume::routed::{RoutedBacking, RoutedOptions};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
@@ -158,24 +158,22 @@ impl LunBench {
         }
     }
 
-    /// As when its host crashes: its filesystem writes nothing more, and then it is killed.
-    pub fn crash(&mut self, node: &str) {
+    /// As when its host crashes: its filesystem, if it has that mounted, writes nothing more, and then it is killed. Returns whether it had.
+    pub fn crash(&mut self, node: &str) -> bool {
         let process = self.bench.lab.process(node).unwrap().unwrap();
-        let descriptors = format!("/proc/{}/fd", process.pid);
-        let mounts = std::fs::read_dir(&descriptors).unwrap().flatten();
-        let mut shut = false;
-        for descriptor in mounts {
-            // The disk's file or the mount's root: any file of that filesystem.
-            let target = std::fs::read_link(descriptor.path()).unwrap_or_default();
-            if !target.to_string_lossy().ends_with(".raw") {
-                continue;
-            }
-            let Ok(file) = File::open(descriptor.path()) else { continue };
+        let number: usize = node[1..].parse().unwrap();
+        let device = std::fs::metadata(&self.luns.devices[number - 1]).unwrap().rdev();
+        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", process.pid)).unwrap().flatten();
+        // Any file of that filesystem: its root, for one.
+        let mut own = descriptors
+            .filter(|one| std::fs::metadata(one.path()).is_ok_and(|found| found.dev() == device))
+            .filter_map(|one| File::open(one.path()).ok());
+        let was_mounted = own.next().is_some_and(|file| {
             // SAFETY: the kernel reads a number that outlives the call.
-            shut |= unsafe { libc::ioctl(file.as_raw_fd(), GOINGDOWN, &raw const NOLOGFLUSH) } == 0;
-        }
-        assert!(shut, "{node} has no filesystem mounted");
+            unsafe { libc::ioctl(file.as_raw_fd(), GOINGDOWN, &raw const NOLOGFLUSH) == 0 }
+        });
         self.bench.lab.kill(node).unwrap();
+        was_mounted
     }
 }
 

@@ -16,6 +16,7 @@
 //! - [`provisioning`], [`intents`]: files of disks that are being created or deleted;
 //! - [`supervisor`]: starts the tasks, routes the shards' notices, keeps the membership;
 //! - [`coordinators`]: the volumes on LUNs, as this node sees them;
+//! - [`lun_disks`]: the disks of such volumes: served to their owners, and connected to their coordinators;
 //! - [`clocks`]: the nodes' wall clocks, compared;
 //! - [`shards`]: the way to the shards;
 //! - [`watchdog`]: reports a shard that hangs or spins.
@@ -37,6 +38,7 @@ pub mod flash;
 pub mod grants;
 pub mod hearing;
 pub mod intents;
+pub mod lun_disks;
 pub mod node;
 pub mod node_states;
 pub mod provisioning;

@@ -23,8 +23,8 @@ use weir_volume::{DirVolume, DiskFiles, LunVolume, VolumeError};
 
 use super::decide::is_live;
 use super::intents::UnderWay;
+use super::lun_disks;
 use super::node::{Node, blocking, unavailable};
-use crate::coordination;
 use crate::error::{ApiError, ApiErrorKind};
 
 /// Between two looks for what others have left.
@@ -382,7 +382,7 @@ impl<'a> Note<'a> {
     async fn finish(self) -> Result<PathBuf, ApiError> {
         let volume = self.node.volume(&self.record.volume).await?;
         if volume.kind == VolumeKind::Lun {
-            coordination::stop_serving(self.node, &volume.name, Some(&self.record.disk)).await;
+            lun_disks::stop_serving(self.node, &volume.name, Some(&self.record.disk)).await;
         }
         let files = Files::of(self.node, volume);
         let entry = self.node.registry.get(&self.key).await.map_err(unavailable)?;

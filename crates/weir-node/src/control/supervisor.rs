@@ -10,8 +10,8 @@ use weir_cluster::housekeeping::prune_notes;
 use weir_cluster::membership::SessionState;
 
 use super::disk::{self, Inbox, Message, Request};
+use super::lun_disks;
 use super::node::Node;
-use crate::coordination;
 use crate::error::{ApiError, ApiErrorKind};
 use crate::shard::messages::Notice;
 use crate::throttles::JOIN_FAILED;
@@ -109,7 +109,7 @@ pub async fn run(node: Arc<Node>, tasks: Arc<Tasks>, mut notices: mpsc::Receiver
             changed = disks.changed() => if changed.is_err() { return },
             notice = notices.recv() => match notice {
                 Some(Notice::WantCoordinator { disk }) => {
-                    weir_task::spawn(coordination::connect(Arc::clone(&node), disk));
+                    weir_task::spawn(lun_disks::connect(Arc::clone(&node), disk));
                 }
                 Some(notice) => tasks.pass(notice, &node),
                 None => return,

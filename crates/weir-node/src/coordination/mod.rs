@@ -1,12 +1,10 @@
 //! Who coordinates the volumes on LUNs: a task for each volume on each node, which finds the LUN, claims the volume when it is this
 //! node's turn, and mounts its filesystem ([`weir_volume::lun::shell`] decides and acts; this is its way to the registry).
 //!
-//! - [`disks`]: the disks of such volumes: served to their owners, and connected to their coordinators;
 //! - [`find`]: the LUN of a volume among this host's devices;
 //! - [`turn`]: whose turn it is, as a pure function;
 //! - [`volume`]: the task of one volume.
 
-mod disks;
 mod find;
 mod turn;
 mod volume;
@@ -21,8 +19,6 @@ use weir_cluster::records::{CoordinatorRecord, VolumeKind, VolumeRecord, keys};
 use weir_cluster::view::View;
 
 use crate::control::Node;
-
-pub use disks::{connect, serve, stop_serving};
 
 /// Pause before the registry is listed again.
 const LIST_AGAIN: Duration = Duration::from_secs(1);

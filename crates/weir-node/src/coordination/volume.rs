@@ -18,7 +18,7 @@ use weir_volume::lun::shell::{Answer, Host, Output, Shell};
 
 use super::find::find;
 use super::turn::{Situation, Turn};
-use crate::control::Node;
+use crate::control::{Node, lun_disks};
 
 /// Pause between two looks for the LUN, and the rhythm of decisions.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
@@ -243,7 +243,7 @@ impl Task {
                     self.node.coordinators.update(&self.volume.name, |state| state.mounted = None);
                     let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());
                     // The unmount waits for it.
-                    tokio::spawn(async move { super::stop_serving(&node, &volume, None).await });
+                    tokio::spawn(async move { lun_disks::stop_serving(&node, &volume, None).await });
                 }
                 Output::Notice(text) => self.notice(text),
             }

@@ -23,7 +23,6 @@ pub mod heartbeat;
 pub mod leases;
 pub mod redirect;
 pub mod route_status;
-pub mod routed;
 pub mod router;
 pub mod serving;
 pub mod setup;

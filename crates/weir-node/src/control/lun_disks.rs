@@ -6,7 +6,7 @@ use weir_cluster::records::{DiskRecord, Source};
 use weir_volume::DirVolume;
 use weir_volume::lun::serving::OpenedDisk;
 
-use crate::control::Node;
+use super::node::Node;
 use crate::peer::{Greeting, Purpose};
 use crate::shard::messages::{Command, OpenedServed};
 

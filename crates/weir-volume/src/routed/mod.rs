@@ -24,14 +24,14 @@ use weir_block::{
     SharedFile, Stream, Tag, Token,
 };
 
-use super::leases::Lease;
-use super::redirect::wire::LARGEST;
-use super::redirect::{ToCoordinator, ToOwner};
-use super::route_status::{Reason, Reasons, RouteCounts, RouteState, RouteStatus};
-use super::router::{self, Effect, Kind, Route, Router};
-use super::serving::{PIECE, ServedDisk};
 use crate::error::VolumeError;
 use crate::interface::{Backing, CoordinatorWay};
+use crate::lun::leases::Lease;
+use crate::lun::redirect::wire::LARGEST;
+use crate::lun::redirect::{ToCoordinator, ToOwner};
+use crate::lun::route_status::{Reason, Reasons, RouteCounts, RouteState, RouteStatus};
+use crate::lun::router::{self, Effect, Kind, Route, Router};
+use crate::lun::serving::{PIECE, ServedDisk};
 use crate::planted::Planted;
 use link::{Link, LinkError};
 use parts::Part;
