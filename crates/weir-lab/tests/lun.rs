@@ -76,7 +76,7 @@ fn the_coordinators_host_crashes_under_load() {
             "{format} {policy}: from {coordinator} to {next}, stalled for {:?}",
             load.progress().longest_stall()
         );
-        assert_eq!(pool.luns.fenced(), [coordinator.clone()]);
+        assert_eq!(pool.luns.fenced(), std::slice::from_ref(&coordinator));
         assert_ne!(next, coordinator);
         judge(&pool.bench, &mut load, seed);
     }

@@ -261,7 +261,9 @@ pub async fn admit(
             }
             let stream = stream.into_stream().map_err(unusable)?;
             let disk = record.name.clone();
-            node.shards.send(&record.name, Command::OwnerConnected { disk, stream }).await;
+            node.shards
+                .send(&record.name, Command::OwnerConnected { disk, stream, epoch: record.epoch })
+                .await;
         }
         Admission::Owner { disk, owner, record } => {
             let (medium, known_epoch) = (log_medium(&record), record.epoch);

@@ -32,25 +32,46 @@ pub trait Backing: Destage {
     /// unchanged.
     fn resize(&mut self, size: u64) -> Result<(), VolumeError>;
 
-    /// The tenure of this node, which owns the disk in this epoch: nothing begins from `until` on (nanoseconds of the shard's clock). For
-    /// a backing that keeps requests.
-    fn own(&mut self, _epoch: u64, _until: &Arc<AtomicU64>) {}
-
-    /// Whether it needs a way to its volume's coordinator; at most twice a second.
-    fn wants_coordinator(&mut self, _now: Nanos) -> bool {
-        false
+    /// The part that a disk of a shared volume has beside that.
+    fn shared(&mut self) -> Option<&mut dyn SharedDisk> {
+        None
     }
-
-    /// A way to its volume's coordinator.
-    fn coordinator(&mut self, _reactor: &mut Reactor, _way: CoordinatorWay) {}
 
     /// By which way its I/O goes, of a disk of a shared volume.
     fn route(&self) -> Option<RouteStatus> {
         None
     }
+}
 
-    /// The disk is another node's: what waits for a coordinator fails.
-    fn abandon(&mut self, _reactor: &mut Reactor) {}
+/// A disk of a volume on a LUN, at its owner: what it has to do with the coordinator of the volume, and with fences.
+pub trait SharedDisk {
+    /// The tenure of this node, which owns the disk in this epoch: nothing begins from `until` on (nanoseconds of the shard's clock).
+    fn own(&mut self, epoch: u64, until: &Arc<AtomicU64>);
+
+    /// Whether it needs a way to the coordinator; at most twice a second.
+    fn wants_coordinator(&mut self, now: Nanos) -> bool;
+
+    /// A way to the coordinator.
+    fn coordinator(&mut self, reactor: &mut Reactor, way: CoordinatorWay);
+
+    /// Another node coordinates the volume now, or nobody does: it asks anew.
+    fn lose_coordinator(&mut self, reactor: &mut Reactor);
+
+    /// Whether the LUN has refused this node's I/O since the last call: another node has fenced it.
+    fn is_newly_fenced(&mut self) -> bool;
+
+    /// Gives everything up that it holds, because this node is fenced. [`SharedDisk::dropped`] has the number when nothing of it is under
+    /// way.
+    fn drop_leases(&mut self, reactor: &mut Reactor, number: u64);
+
+    /// The numbers of [`SharedDisk::drop_leases`] that are done.
+    fn dropped(&mut self) -> Vec<u64>;
+
+    /// The LUN lets this node write again.
+    fn admitted(&mut self);
+
+    /// The disk is another node's, or closed: what waits for a coordinator fails.
+    fn abandon(&mut self, reactor: &mut Reactor);
 }
 
 /// A backing opened by a thread, for use by a shard.
@@ -79,23 +100,11 @@ impl<B: Backing + ?Sized> Backing for Box<B> {
         (**self).resize(size)
     }
 
-    fn own(&mut self, epoch: u64, until: &Arc<AtomicU64>) {
-        (**self).own(epoch, until);
-    }
-
-    fn wants_coordinator(&mut self, now: Nanos) -> bool {
-        (**self).wants_coordinator(now)
-    }
-
-    fn coordinator(&mut self, reactor: &mut Reactor, way: CoordinatorWay) {
-        (**self).coordinator(reactor, way);
+    fn shared(&mut self) -> Option<&mut dyn SharedDisk> {
+        (**self).shared()
     }
 
     fn route(&self) -> Option<RouteStatus> {
         (**self).route()
-    }
-
-    fn abandon(&mut self, reactor: &mut Reactor) {
-        (**self).abandon(reactor);
     }
 }

@@ -22,5 +22,5 @@ pub use backing::{
 pub use disk_files::{DiskFiles, LunVolume};
 pub use error::VolumeError;
 pub use factory::BackingKind;
-pub use interface::{Backing, CoordinatorWay, OpenedBacking};
+pub use interface::{Backing, CoordinatorWay, OpenedBacking, SharedDisk};
 pub use volume::DirVolume;

@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -14,7 +15,8 @@ use weir_block::{Interest, Reactor, Token, WatchId};
 /// The thread ends after this long without work.
 const LINGER: Duration = Duration::from_secs(5);
 
-type Work<A> = Box<dyn FnOnce() -> A + Send>;
+/// The work, and the answer if it panics.
+type Work<A> = (Box<dyn FnOnce() -> A + Send>, A);
 
 /// The work of one user, done one piece after the other, in order.
 pub(crate) struct Offload<A> {
@@ -50,7 +52,7 @@ impl<A: Send + 'static> Offload<A> {
         Offload { name, token, shared: None, open: 0, watch: None }
     }
 
-    /// Begins a piece of work. Its answer is available after an event ([`Offload::take`]).
+    /// Begins a piece of work. Its answer is available after an event ([`Offload::take`]); `otherwise`, if it panics.
     ///
     /// # Errors
     /// The thread cannot start: the error number.
@@ -58,8 +60,10 @@ impl<A: Send + 'static> Offload<A> {
         &mut self,
         reactor: &mut Reactor,
         work: impl FnOnce() -> A + Send + 'static,
+        otherwise: A,
     ) -> Result<(), i32> {
-        self.begin(Box::new(work)).map_err(|error| error.raw_os_error().unwrap_or(libc::EAGAIN))?;
+        self.begin((Box::new(work), otherwise))
+            .map_err(|error| error.raw_os_error().unwrap_or(libc::EAGAIN))?;
         self.open += 1;
         self.watch(reactor);
         Ok(())
@@ -136,8 +140,9 @@ impl<A> Shared<A> {
 
     /// The thread's main loop.
     fn run(&self) {
-        while let Some(work) = self.next() {
-            let answer = work();
+        while let Some((work, otherwise)) = self.next() {
+            // Whoever waits for it would wait for ever. The panic itself is in the log.
+            let answer = catch_unwind(AssertUnwindSafe(work)).unwrap_or(otherwise);
             self.lock().answers.push(answer);
             let one = 1u64.to_ne_bytes();
             // SAFETY: eight readable bytes. It cannot fail: every event resets the count.

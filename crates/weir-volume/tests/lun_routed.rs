@@ -6,9 +6,9 @@ mod common;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::rc::Rc;
@@ -21,7 +21,7 @@ use weir_block::{
     Completion, Destage, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, Region, Request,
     RequestKind, Tag,
 };
-use weir_volume::Backing;
+use weir_volume::SharedDisk;
 use weir_volume::lun::filesystem::Mounted;
 use weir_volume::lun::filesystem::mount::exclusive;
 use weir_volume::lun::route_status::RouteCounts;
@@ -70,6 +70,8 @@ struct World {
     coordinator: LoopDevice,
     path: LoopDevice,
     epoch: u64,
+    /// Something has happened to the coordinator's side.
+    touched: bool,
     size: u64,
     events: Vec<Event>,
     done: Vec<Completion>,
@@ -107,6 +109,7 @@ impl World {
             coordinator,
             path,
             epoch: 1,
+            touched: true,
             size,
             events: Vec::new(),
             done: Vec::new(),
@@ -137,8 +140,12 @@ impl World {
         if self.way == Way::Here {
             return self.owner.connect_here(&mut self.reactor, &served);
         }
-        let (mine, other) = UnixStream::pair().unwrap();
-        served.borrow_mut().connect(&mut self.reactor, other.into()).unwrap();
+        // What has arrived at a TCP socket may be more than one read takes.
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mine = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        self.touched = true;
+        served.borrow_mut().connect(&mut self.reactor, other.into(), 100).unwrap();
         self.owner.connect(&mut self.reactor, mine.into()).unwrap();
     }
 
@@ -148,8 +155,12 @@ impl World {
 
     fn turn(&mut self) {
         self.owner.advance(&mut self.reactor, &mut self.done);
+        // As a shard does: when something has happened to it.
         if let Some(served) = &self.served {
-            served.borrow_mut().advance(&mut self.reactor);
+            let mut served = served.borrow_mut();
+            if std::mem::take(&mut self.touched) || served.waits() {
+                served.advance(&mut self.reactor);
+            }
         }
         for completion in std::mem::take(&mut self.done) {
             self.completed(completion);
@@ -160,6 +171,7 @@ impl World {
         for event in std::mem::take(&mut self.events) {
             match &self.served {
                 Some(served) if event.token.owner == served.borrow().id() => {
+                    self.touched = true;
                     served.borrow_mut().on_event(&mut self.reactor, event);
                 }
                 _ => self.owner.on_event(&mut self.reactor, event),
@@ -311,7 +323,7 @@ impl World {
         let answer = unsafe { libc::ioctl(device.as_raw_fd(), BLKROSET, &raw const read_only) };
         assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
         if is_there {
-            self.owner.admitted(None);
+            self.owner.admitted();
         }
     }
 
@@ -327,6 +339,7 @@ impl World {
     }
 
     fn end_coordinator(&mut self) {
+        self.touched = true;
         self.served.as_ref().unwrap().borrow_mut().stop(&mut self.reactor);
         self.until("the coordinator does not stop", |world| {
             world.served.as_ref().unwrap().borrow().is_over()
@@ -351,6 +364,7 @@ impl World {
         self.change += 1;
         let (change, name) = (self.change, format!("clone-{}", self.change));
         let clone = self.mounted.as_ref().unwrap().create(&name).unwrap();
+        self.touched = true;
         let served = Rc::clone(self.served.as_ref().unwrap());
         let range = (0, self.size);
         served.borrow_mut().change(
@@ -553,12 +567,38 @@ fn direct_io_goes_on_while_nobody_coordinates() {
     }
 }
 
+/// Larger than a connection's buffers, and more of them than the memory of either side holds, with a clone that wants all of it meanwhile.
+#[test]
+fn large_requests_end_whatever_memory_there_is() {
+    for way in [Way::Here, Way::Remote] {
+        for has_path in [true, false] {
+            let Some(mut world) = World::new(XFS, 160 * MIB, way, has_path, SEED) else { return };
+            for start in (0..160 * MIB / BLOCK).step_by(256) {
+                world.ask(RequestKind::Write, start..start + 256);
+                if start == 256 * 60 {
+                    world.clone_disk();
+                }
+                world.until("writes do not end", |world| world.asked.len() < 60);
+            }
+            for start in (0..160 * MIB / BLOCK).step_by(1024) {
+                world.ask(RequestKind::Read, start..start + 1024);
+                world.until("reads do not end", |world| world.asked.len() < 12);
+            }
+            world.ask(RequestKind::WriteZeroes, 0..8192);
+            world.ask(RequestKind::Flush, 0..0);
+            world.drain();
+            world.end();
+        }
+    }
+}
+
 #[test]
 fn a_former_owner_is_turned_away() {
     let Some(mut world) = World::new(XFS, 16 * MIB, Way::Remote, true, SEED) else { return };
     world.until("no coordinator", |world| world.owner.has_coordinator());
     let served = Rc::clone(world.served.as_ref().unwrap());
     served.borrow_mut().owner_is(&mut world.reactor, 8);
+    world.touched = true;
     world.until("the connection stays", |world| !world.owner.has_coordinator());
     world.connect();
     for _ in 0..200 {

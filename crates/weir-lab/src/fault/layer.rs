@@ -2,8 +2,6 @@
 
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
 
 use slab::Slab;
 use weir_block::{
@@ -11,7 +9,7 @@ use weir_block::{
     OwnerId, Reactor, Region, Request, RequestKind, Tag,
 };
 use weir_volume::lun::route_status::RouteStatus;
-use weir_volume::{Backing, CoordinatorWay, VolumeError};
+use weir_volume::{Backing, SharedDisk, VolumeError};
 
 use super::timing::{self, Fate, Timing};
 
@@ -249,24 +247,12 @@ impl<L: Backing, T: Timing> Backing for Held<L, T> {
         self.inner.resize(size)
     }
 
-    fn own(&mut self, epoch: u64, until: &Arc<AtomicU64>) {
-        self.inner.own(epoch, until);
-    }
-
-    fn wants_coordinator(&mut self, now: Nanos) -> bool {
-        self.inner.wants_coordinator(now)
-    }
-
-    fn coordinator(&mut self, reactor: &mut Reactor, way: CoordinatorWay) {
-        self.inner.coordinator(reactor, way);
+    fn shared(&mut self) -> Option<&mut dyn SharedDisk> {
+        self.inner.shared()
     }
 
     fn route(&self) -> Option<RouteStatus> {
         self.inner.route()
-    }
-
-    fn abandon(&mut self, reactor: &mut Reactor) {
-        self.inner.abandon(reactor);
     }
 }
 

@@ -135,7 +135,8 @@ impl Bench {
             name: disk.into(),
             volume: "pool".into(),
             size: SIZE,
-            logical_block: 512,
+            // On a LUN, whole blocks of the filesystem.
+            logical_block: if self.directory.path().join("pool").exists() { 512 } else { 4096 },
             policy: policy.into(),
             medium: self.medium,
             limit: None,

@@ -20,6 +20,8 @@ pub struct VolumeState {
     pub coordinator: Option<NodeRef>,
     /// The filesystem, while this node serves it, and the epoch.
     pub mounted: Option<(u64, Arc<Mounted>)>,
+    /// Counts the times that the LUN has refused I/O of a disk that is open here.
+    pub refusals: u64,
     /// The last thing that an operator should know; empty if all is well.
     pub notice: String,
 }
@@ -31,6 +33,7 @@ impl Default for VolumeState {
             phase: Phase::Absent,
             coordinator: None,
             mounted: None,
+            refusals: 0,
             notice: String::new(),
         }
     }

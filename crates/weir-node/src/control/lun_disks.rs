@@ -75,6 +75,51 @@ pub async fn serve(node: &Node, record: &DiskRecord) -> Result<(), String> {
     Ok(())
 }
 
+/// The LUN of a disk that is open here has refused this node's I/O: its volume's task hears of that.
+pub fn fenced(node: &Node, disk: &str) {
+    if let Some(record) = node.records.disk(disk) {
+        node.coordinators.update(&record.volume, |state| state.refusals += 1);
+    }
+}
+
+/// The disks of a volume that are open here.
+fn open_here(node: &Node, volume: &str) -> Vec<String> {
+    let disks = node.records.disks.now();
+    let of_volume = disks.values().filter(|record| record.volume == volume);
+    // Whether it is open, its shard knows.
+    let me = node.session.node_ref();
+    let own = of_volume
+        .filter(|record| record.owner.as_ref() == Some(&me) || node.here.get(&record.name).is_some());
+    own.map(|record| record.name.clone()).collect()
+}
+
+/// Nothing is held of a volume's LUN on this node any more, and nothing of it is under way there, of its own disks and of others'.
+pub async fn drop_leases(node: &Node, volume: &str) {
+    for disk in open_here(node, volume) {
+        let drop = |done| Command::DropLeases { disk: disk.clone(), done };
+        // A disk that is closed meanwhile has nothing under way; a shard that has ended, neither.
+        if let Err(error) = node.shards.ask_patiently(&disk, drop).await {
+            tracing::debug!(disk, %error, "it is not open any more");
+        }
+    }
+    stop_serving(node, volume, None).await;
+}
+
+/// Another node coordinates a volume now, or nobody does: the disks that are open here ask anew, also those whose coordinator's host has gone
+/// without a word.
+pub async fn lose_coordinator(node: &Node, volume: &str) {
+    for disk in open_here(node, volume) {
+        node.shards.send(&disk, Command::LoseCoordinator { disk: disk.clone() }).await;
+    }
+}
+
+/// The LUN of a volume lets this node write.
+pub async fn admitted(node: &Node, volume: &str) {
+    for disk in open_here(node, volume) {
+        node.shards.send(&disk, Command::Admitted { disk: disk.clone() }).await;
+    }
+}
+
 /// Stops serving the disks of a volume, or one of them, and waits until nothing of them is under way.
 pub async fn stop_serving(node: &Node, volume: &str, disk: Option<&str>) {
     let mut served = node.coordinators.served.lock().await;

@@ -108,6 +108,7 @@ pub async fn run(node: Arc<Node>, tasks: Arc<Tasks>, mut notices: mpsc::Receiver
             biased;
             changed = disks.changed() => if changed.is_err() { return },
             notice = notices.recv() => match notice {
+                Some(Notice::Fenced { disk }) => lun_disks::fenced(&node, &disk),
                 Some(Notice::WantCoordinator { disk }) => {
                     weir_task::spawn(lun_disks::connect(Arc::clone(&node), disk));
                 }
@@ -135,6 +136,7 @@ fn disk_of(notice: &Notice) -> &str {
         | Notice::WantPeer { disk, .. }
         | Notice::Refused { disk, .. }
         | Notice::WantCoordinator { disk }
+        | Notice::Fenced { disk }
         | Notice::Event { disk, .. } => disk,
     }
 }

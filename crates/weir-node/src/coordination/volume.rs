@@ -58,8 +58,18 @@ pub async fn run(
     let (answers, mut taken) = answers();
     let shell = Shell::new(host(&node, &record, &lun, path), answers);
     let (proposed, mut proposals) = mpsc::unbounded_channel();
-    let mut task = Task { node, volume: record, shell, turn: Turn::default(), proposed, known: Vec::new() };
+    let mut task = Task {
+        node,
+        volume: record,
+        shell,
+        turn: Turn::default(),
+        proposed,
+        known: Vec::new(),
+        was_admitted: false,
+        refusals: 0,
+    };
     let mut changes = records.changes();
+    let mut refusals = task.node.coordinators.changes();
     let mut ticks = tokio::time::interval(TICK);
     task.see(&records);
     loop {
@@ -70,6 +80,7 @@ pub async fn run(
             }
             Some(event) = proposals.recv() => task.step(event),
             _ = changes.changed() => task.see(&records),
+            _ = refusals.changed() => task.hear_refusals(),
             _ = ticks.tick() => {
                 task.shell.tick();
                 let stops = *stop.borrow();
@@ -149,6 +160,10 @@ struct Task {
     proposed: mpsc::UnboundedSender<Event<u64>>,
     /// Processes of the record: their names by their numbers.
     known: Vec<NodeRef>,
+    /// The LUN let this node write, the last time that this was looked at.
+    was_admitted: bool,
+    /// Refusals of the LUN that were heard of.
+    refusals: u64,
 }
 
 impl Task {
@@ -174,7 +189,11 @@ impl Task {
         let Some((revision, record)) = self.seen(records) else { return };
         self.known = record.mounts.iter().chain(&record.coordinator).cloned().collect();
         let coordinator = record.coordinator.clone();
-        self.node.coordinators.update(&self.volume.name, |state| state.coordinator = coordinator);
+        if self.node.coordinators.get(&self.volume.name).coordinator != coordinator {
+            self.node.coordinators.update(&self.volume.name, |state| state.coordinator = coordinator);
+            let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());
+            tokio::spawn(async move { lun_disks::lose_coordinator(&node, &volume).await });
+        }
         let nodes = self.node.records.nodes.now();
         let names = self.known.iter().map(|process| process.node.clone()).chain(nodes.keys().cloned());
         self.shell.names = names.map(|name| (number(&name), name)).collect();
@@ -226,8 +245,14 @@ impl Task {
         for output in outputs {
             match output {
                 Output::Propose { number, revision, to } => self.propose(number, revision, &to),
-                // No disk of a volume on a LUN is open here.
-                Output::DropLeases => self.step(Event::LeasesDropped),
+                Output::DropLeases => {
+                    let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());
+                    let proposed = self.proposed.clone();
+                    tokio::spawn(async move {
+                        lun_disks::drop_leases(&node, &volume).await;
+                        let _ = proposed.send(Event::LeasesDropped);
+                    });
+                }
                 Output::Serve { epoch, mounted } => {
                     let text = format!("{} coordinates it, in epoch {epoch}", self.node.session.node_ref());
                     self.node.journal.tell("coordinator-serves", &self.volume.name, text);
@@ -257,7 +282,23 @@ impl Task {
         }
     }
 
-    fn report(&self) {
+    /// The LUN has refused I/O of a disk that is open here.
+    fn hear_refusals(&mut self) {
+        let refusals = self.node.coordinators.get(&self.volume.name).refusals;
+        if refusals != self.refusals {
+            self.refusals = refusals;
+            let outputs = self.shell.refused();
+            self.carry_out(outputs);
+        }
+    }
+
+    fn report(&mut self) {
+        let is_admitted = self.shell.is_admitted();
+        if is_admitted && !std::mem::replace(&mut self.was_admitted, is_admitted) {
+            let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());
+            tokio::spawn(async move { lun_disks::admitted(&node, &volume).await });
+        }
+        self.was_admitted = is_admitted;
         let phase = self.shell.phase();
         if self.node.coordinators.get(&self.volume.name).phase != phase {
             self.node.coordinators.update(&self.volume.name, |state| state.phase = phase);

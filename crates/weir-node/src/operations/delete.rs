@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use weir_cluster::ownership;
-use weir_cluster::records::{DiskRecord, Mode, keys};
+use weir_cluster::records::{DiskRecord, Mode, VolumeKind, keys};
 
 use super::{Answer, Operations, check_named, ownership_error};
 use crate::api::{ApiError, ApiErrorKind, Delete, Deleted};
@@ -160,6 +160,14 @@ impl Operations {
             return Err(ownership_error(ownership::Refusal::Owned { owner }));
         }
         self.check_not_serving(&record).await?;
+        let is_on_lun = self.node.volume(&record.volume).await?.kind == VolumeKind::Lun;
+        if is_on_lun && !record.former.is_empty() {
+            // Its blocks would be another disk's, while they write there (I4).
+            let message = format!("former owners of disk {name} may still write to its blocks on the LUN");
+            let hint =
+                format!("`weir disk export {name}` opens it; when it is closed again, it can be deleted");
+            return Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint));
+        }
         provisioning::remove(&self.node, &entry, &record, String::new()).await
     }
 }

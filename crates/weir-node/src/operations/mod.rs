@@ -162,6 +162,11 @@ impl Operations {
         check_name(&wanted.name).map_err(|error| invalid(&error))?;
         self.check_cluster()?;
         check_size(wanted.size)?;
+        if self.node.volume(&wanted.volume).await?.kind == VolumeKind::Lun && wanted.logical_block != 4096 {
+            let message =
+                format!("disks of volume {}, which is on a LUN, have blocks of 4096 bytes", wanted.volume);
+            return Err(ApiError::new(ApiErrorKind::Invalid, message).hint("add --block 4096"));
+        }
         if let Some(coordinator) = self.coordinated_elsewhere(&wanted.volume).await? {
             return self.forward(&coordinator, &wanted.name, "create", &wanted).await;
         }

@@ -12,7 +12,7 @@ use weir_export::{Client, Exports, Rate, Workspace};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
 use weir_volume::lun::route_status::{Reason, Reasons, RouteState};
-use weir_volume::{Backing, BackingKind, BackingOptions, CoordinatorWay};
+use weir_volume::{Backing, BackingKind, BackingOptions, CoordinatorWay, SharedDisk};
 
 use super::health::DelayCounters;
 use super::load::RunningLoad;
@@ -62,6 +62,9 @@ pub struct Disk {
     delays: Arc<DelayCounters>,
     /// The way of its I/O, of a disk of a shared volume.
     route: Option<(RouteState, Reasons)>,
+    /// Who waits until it holds nothing of a LUN, by number; and the last number.
+    dropping: Vec<(u64, oneshot::Sender<()>)>,
+    last_drop: u64,
 }
 
 impl Disk {
@@ -101,7 +104,9 @@ impl Disk {
         };
         let backing_id = backing.owner();
         let mut backing = config.wrap.bottom(&open.disk, backing);
-        backing.own(open.configuration.epoch, &open.serves_until);
+        if let Some(shared) = backing.shared() {
+            shared.own(open.configuration.epoch, &open.serves_until);
+        }
         reactor.guard(backing_id, &open.serves_until);
         let accel = Accel::new(
             reactor,
@@ -138,6 +143,8 @@ impl Disk {
             activity: 0,
             delays: Arc::default(),
             route: None,
+            dropping: Vec::new(),
+            last_drop: 0,
         })
     }
 
@@ -307,6 +314,7 @@ impl Disk {
         if self.exports.is_held() {
             self.holding_clients.drain(..).for_each(|done| answer(done, ()));
         }
+        self.answer_drops();
         self.delays.publish(self.exports.delays());
         self.due = self.deadline_now(reactor, workspace);
     }
@@ -368,17 +376,66 @@ impl Disk {
 
     /// Whether it needs a way to its volume's coordinator.
     pub fn wants_coordinator(&mut self, now: Nanos) -> bool {
-        self.backing().wants_coordinator(now)
+        self.backing().shared().is_some_and(|shared| shared.wants_coordinator(now))
+    }
+
+    /// Whether a LUN has refused its I/O since the last call.
+    pub fn is_newly_fenced(&mut self) -> bool {
+        self.backing().shared().is_some_and(SharedDisk::is_newly_fenced)
+    }
+
+    /// Gives up what it holds of a LUN; `done` when nothing of it is under way there.
+    pub fn drop_leases(&mut self, reactor: &mut Reactor, done: oneshot::Sender<()>) {
+        self.last_drop += 1;
+        let number = self.last_drop;
+        match self.backing().shared() {
+            Some(shared) => shared.drop_leases(reactor, number),
+            None => return answer(done, ()),
+        }
+        self.dropping.push((number, done));
+    }
+
+    fn answer_drops(&mut self) {
+        if self.dropping.is_empty() {
+            return;
+        }
+        let dropped = self.backing().shared().map(SharedDisk::dropped).unwrap_or_default();
+        for (number, done) in std::mem::take(&mut self.dropping) {
+            match dropped.contains(&number) {
+                true => answer(done, ()),
+                false => self.dropping.push((number, done)),
+            }
+        }
+    }
+
+    /// Another node coordinates its volume now.
+    pub fn lose_coordinator(&mut self, reactor: &mut Reactor) {
+        if let Some(shared) = self.backing().shared() {
+            shared.lose_coordinator(reactor);
+        }
+    }
+
+    /// The LUN lets this node write again.
+    pub fn admitted(&mut self) {
+        self.backing().shared().into_iter().for_each(SharedDisk::admitted);
     }
 
     /// It is closed: its volume's coordinator has nothing more to do with this node.
     pub fn let_go(&mut self, reactor: &mut Reactor) {
-        self.backing().abandon(reactor);
+        self.abandon(reactor);
+    }
+
+    fn abandon(&mut self, reactor: &mut Reactor) {
+        if let Some(shared) = self.backing().shared() {
+            shared.abandon(reactor);
+        }
     }
 
     /// A way to its volume's coordinator.
     pub fn coordinator(&mut self, reactor: &mut Reactor, way: CoordinatorWay) {
-        self.backing().coordinator(reactor, way);
+        if let Some(shared) = self.backing().shared() {
+            shared.coordinator(reactor, way);
+        }
     }
 
     /// What the accelerator wants.
@@ -433,7 +490,7 @@ impl Disk {
             return None;
         }
         self.exports.dismiss(reactor, workspace);
-        self.backing().abandon(reactor);
+        self.abandon(reactor);
         self.holding = None;
         let held = self.accel().release(reactor);
         self.stop_load();

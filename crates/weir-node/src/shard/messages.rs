@@ -183,8 +183,14 @@ pub enum Command {
     },
     /// This node does not coordinate the volume of a disk any more. Answered when nothing of it is under way.
     StopServing { disk: String, done: oneshot::Sender<()> },
-    /// The owner of a disk that is served here has connected.
-    OwnerConnected { disk: String, stream: Stream },
+    /// The owner of a disk that is served here has connected; it is of the epoch `epoch` at most.
+    OwnerConnected { disk: String, stream: Stream, epoch: u64 },
+    /// Another node coordinates the volume of an open disk now, or nobody does.
+    LoseCoordinator { disk: String },
+    /// This node is fenced from the LUN of an open disk: give up what it holds there. Answered when nothing of it is under way there.
+    DropLeases { disk: String, done: oneshot::Sender<()> },
+    /// The LUN of an open disk lets this node write again.
+    Admitted { disk: String },
     /// A connection to the coordinator of an open disk's volume is there.
     CoordinatorConnected { disk: String, stream: Stream },
     /// This node coordinates the volume of an open disk, and serves it.
@@ -237,6 +243,8 @@ pub enum Notice {
     /// A replica knows a higher epoch: this node does not own the disk any more. The control plane reads the registry
     /// and sends `ReleaseDisk`.
     Refused { disk: String, epoch: u64 },
+    /// The LUN of an open disk has refused this node's I/O.
+    Fenced { disk: String },
     /// An open disk has no way to its volume's coordinator; answer with `CoordinatorConnected` or `CoordinatorHere`. It asks again.
     WantCoordinator { disk: String },
     /// Something that the operator should read.

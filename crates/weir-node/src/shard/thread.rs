@@ -164,6 +164,7 @@ impl Turning {
         }
         let disks = self.disks.iter().map(|(_, disk)| disk.deadline(&self.reactor, &self.workspace));
         let soonest = disks.chain(replicas).min().unwrap_or(Nanos::NEVER).min(self.openings_deadline());
+        let soonest = soonest.min(self.served_deadline());
         if self.unsent.is_empty() {
             return soonest;
         }
@@ -266,6 +267,9 @@ impl Turning {
         self.unsent.extend(self.wanted.drain(..).map(|notice| translate(&disk.name, notice)));
         if let Some(text) = disk.new_route() {
             self.unsent.push(Notice::Event { disk: disk.name.clone(), kind: "route", text });
+        }
+        if disk.is_newly_fenced() {
+            self.unsent.push(Notice::Fenced { disk: disk.name.clone() });
         }
         if disk.wants_coordinator(self.reactor.now()) {
             self.unsent.push(Notice::WantCoordinator { disk: disk.name.clone() });
@@ -405,7 +409,21 @@ impl Turning {
                 answer(done, served);
             }
             Command::StopServing { disk, done } => self.stop_serving(&disk, done),
-            Command::OwnerConnected { disk, stream } => self.owner_connected(&disk, stream),
+            Command::OwnerConnected { disk, stream, epoch } => self.owner_connected(&disk, stream, epoch),
+            Command::LoseCoordinator { disk } => {
+                if let Some(slot) = self.slot_of(&disk) {
+                    self.disks[slot].lose_coordinator(&mut self.reactor);
+                }
+            }
+            Command::DropLeases { disk, done } => match self.slot_of(&disk) {
+                Some(slot) => self.disks[slot].drop_leases(&mut self.reactor, done),
+                None => answer(done, ()),
+            },
+            Command::Admitted { disk } => {
+                if let Some(one) = self.find(&disk) {
+                    one.admitted();
+                }
+            }
             Command::CoordinatorConnected { disk, stream } => {
                 self.connect(&disk, CoordinatorWay::Remote(stream));
             }

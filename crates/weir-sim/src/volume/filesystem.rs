@@ -158,6 +158,11 @@ impl Filesystem {
         }
     }
 
+    /// The filesystem's log has everything.
+    pub fn make_durable(&mut self) {
+        self.uncommitted.clear();
+    }
+
     /// The filesystem's log did not have them yet.
     pub fn lose_uncommitted(&mut self, rng: &mut fastrand::Rng) {
         for (block, at) in std::mem::take(&mut self.uncommitted) {

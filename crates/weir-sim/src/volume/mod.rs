@@ -388,14 +388,18 @@ impl World {
         // No space is left, say. Of a write, the blocks may have been allocated.
         let fails = self.log.step < STEPS && self.rng.u8(0..20) == 0;
         let result = if fails { Err(IoError::from_errno(libc::ENOSPC, "allocating")) } else { Ok(()) };
+        let forgets = self.planted.has(Bug::GrantBeforeCommit);
         if fails && self.rng.bool() {
             self.filesystem.abandon(copying, &mut self.rng);
         } else {
-            let is_durable = !self.planted.has(Bug::GrantBeforeCommit);
-            self.filesystem.commit(copying, is_durable, &mut self.rng);
+            // What a job that fails has allocated is not durable before the next one is.
+            self.filesystem.commit(copying, !fails && !forgets, &mut self.rng);
             self.finish(what, result.is_ok());
         }
-        let layout = self.filesystem.layout(what.range());
+        if !fails && !forgets {
+            self.filesystem.make_durable();
+        }
+        let layout = if fails { Vec::new() } else { self.filesystem.layout(what.range()) };
         let layout = if self.planted.has(Bug::GrantShared) { checks::shared_as_own(layout) } else { layout };
         let layout = match self.planted.has(Bug::GrantUnwritten) {
             true => self.filesystem.unwritten_as_written(layout),

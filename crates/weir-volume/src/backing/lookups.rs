@@ -43,7 +43,7 @@ impl Lookups {
         let file = self.file.share();
         let Lookup { slot, offset, length, logical_block } = lookup;
         let look = move || (slot, extents::of_file(file.as_raw_fd(), offset, length, logical_block));
-        self.offload.ask(reactor, look)
+        self.offload.ask(reactor, look, (slot, Err(libc::EIO)))
     }
 
     /// After an event: the answers that have arrived.

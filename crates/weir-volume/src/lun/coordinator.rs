@@ -384,8 +384,12 @@ impl Coordinator {
             let excludes =
                 |other: Job| (other.changes() || what.changes()) && overlap(other.range(), what.range());
             let busy = self.active.iter().any(|active| excludes(active.what)) && !beside;
+            let is_asked = self.is_asked(what);
             if busy || passed.iter().any(|other| excludes(*other)) || !self.may_start(what) {
-                passed.push(what);
+                // The owner's answer may be behind requests that would wait for the change.
+                if !is_asked {
+                    passed.push(what);
+                }
                 self.waiting.push_back(what);
                 continue;
             }
@@ -402,6 +406,12 @@ impl Coordinator {
             self.recall = Some(Recall { number, change, done: false });
             effects.push(Effect::Recall { number, range });
         }
+    }
+
+    /// A change that waits for the owner's answer to its recall. Requests go on meanwhile; their grants are barred.
+    fn is_asked(&self, what: Job) -> bool {
+        let Job::Change { change, .. } = what else { return false };
+        self.recall.is_some_and(|recall| recall.change == change && !recall.done)
     }
 
     /// Whether the owner holds nothing that a job changes.

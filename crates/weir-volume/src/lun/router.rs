@@ -67,6 +67,14 @@ pub enum Event {
         /// Whether it was done.
         ok: bool,
     },
+    /// A flush has failed, and not because this node has lost its path: what was to be made durable may be gone, and another flush would not
+    /// tell (P8).
+    NotFlushed {
+        /// The flush.
+        id: u64,
+        /// Why.
+        error: IoError,
+    },
     /// The coordinator has done a request through its filesystem, durably, or has failed.
     Redirected {
         /// The request.
@@ -284,6 +292,13 @@ impl Router {
         match event {
             Event::Submitted(request) => self.waiting.push_back(request),
             Event::Answered { id, ok } => self.answered(id, ok, effects),
+            Event::NotFlushed { id, error } => {
+                let before = self.under_way.len();
+                self.under_way.retain(|one| one.request.id != id || one.request.kind != Kind::Flush);
+                if self.under_way.len() < before {
+                    effects.push(Effect::Failed { id, error });
+                }
+            }
             Event::Redirected { id, result, grants } => self.redirected(id, result, &grants, effects),
             // Of a connection that is gone.
             Event::Granted(_) if !self.coordinator => {}

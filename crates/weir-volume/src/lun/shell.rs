@@ -221,6 +221,18 @@ impl Shell {
         }
     }
 
+    /// The LUN has refused I/O of this node: another node has fenced it. Whatever was issued under an earlier admission counts, too: to be
+    /// admitted once more does no harm.
+    pub fn refused(&mut self) -> Vec<Output> {
+        self.decide(Event::Lost { admission: self.admission })
+    }
+
+    /// Whether this node may write to the LUN, as far as it knows.
+    #[must_use]
+    pub fn is_admitted(&self) -> bool {
+        self.claim.is_admitted()
+    }
+
     /// Takes an answer of a thread into account, as [`Shell::step`] does.
     pub fn take(&mut self, answer: Answer) -> Vec<Output> {
         match answer {

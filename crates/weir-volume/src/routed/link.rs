@@ -25,6 +25,14 @@ pub enum LinkError {
         "the coordinator's filesystem moves pieces of {0} bytes, this node expects {PIECE}: run the same version on both"
     )]
     Piece(u64),
+    /// A former coordinator.
+    #[error("the coordinator is of epoch {epoch}, and there was one of epoch {known}: it has been replaced")]
+    Former {
+        /// Its epoch.
+        epoch: u64,
+        /// The highest one.
+        known: u64,
+    },
     /// A read without its bytes.
     #[error("the coordinator answers a read without the bytes that it asks for")]
     NoData,
@@ -89,29 +97,46 @@ impl Link {
         }
     }
 
-    /// Messages that have arrived; none if there are none, or no memory for more.
-    pub fn receive(&mut self, reactor: &mut Reactor, pool: &BufferPool) -> Result<Vec<ToOwner>, LinkError> {
+    /// Messages that have arrived, and whether more may have: then it is to be called again. It takes nothing while there is no memory for
+    /// more data ([`Link::has_more`]).
+    pub fn receive(
+        &mut self,
+        reactor: &mut Reactor,
+        pool: &BufferPool,
+    ) -> Result<(Vec<ToOwner>, bool), LinkError> {
         match self {
-            Link::None => Ok(Vec::new()),
+            Link::None => Ok((Vec::new(), false)),
             Link::Here(served, connection) => {
                 let mut served = served.borrow_mut();
                 served.advance(reactor);
                 if !served.is_connected(*connection) {
                     return Err(LinkError::Ended);
                 }
-                Ok(served.answers().collect())
+                let messages: Vec<ToOwner> = served.answers().collect();
+                let more = !messages.is_empty();
+                Ok((messages, more))
             }
             Link::Remote(remote) => {
                 let mut messages = Vec::new();
                 // One call takes at most a full receive buffer, and a buffer of the pool is at most twice as large as its data.
-                if remote.more && pool.lent() + 4 * LARGEST <= pool.limit() {
-                    remote.more = remote.channel.receive(reactor, |frame| {
-                        messages.push(wire::decode_to_owner(frame, pool)?);
-                        Ok::<(), LinkError>(())
-                    })?;
+                if !remote.more || pool.lent() + 4 * LARGEST > pool.limit() {
+                    return Ok((messages, false));
                 }
-                Ok(messages)
+                remote.more = remote.channel.receive(reactor, |frame| {
+                    messages.push(wire::decode_to_owner(frame, pool)?);
+                    Ok::<(), LinkError>(())
+                })?;
+                Ok((messages, remote.more))
             }
+        }
+    }
+
+    /// More may have arrived than was taken, or the coordinator here waits for memory.
+    pub fn has_more(&self) -> bool {
+        match self {
+            Link::None => false,
+            Link::Here(served, _) => served.borrow().waits(),
+            Link::Remote(remote) => remote.more,
         }
     }
 

@@ -25,7 +25,7 @@ use weir_block::{
 };
 
 use crate::error::VolumeError;
-use crate::interface::{Backing, CoordinatorWay};
+use crate::interface::{Backing, CoordinatorWay, SharedDisk};
 use crate::lun::leases::Lease;
 use crate::lun::redirect::wire::LARGEST;
 use crate::lun::redirect::{ToCoordinator, ToOwner};
@@ -47,8 +47,8 @@ const PROBE_EVERY: Duration = Duration::from_millis(250);
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 /// Pause before a coordinator is asked for again.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
-/// Bytes of zeroes to write from.
-const ZEROES: usize = 1 << 20;
+/// Bytes of zeroes to write from: 1,024 pieces of a write (`IOV_MAX`) are as much as any request.
+const ZEROES: usize = 4 << 20;
 
 /// How a disk of a shared volume is used here.
 #[derive(Clone, Copy, Debug)]
@@ -75,18 +75,25 @@ pub struct RoutedBacking {
     lun: Option<SharedFile>,
     /// The LUN has refused this node's I/O: it is fenced until it is told otherwise.
     fenced: bool,
+    /// Nobody has heard of that yet.
+    newly_fenced: bool,
     /// The time of the next look at the LUN; [`Nanos::NEVER`] while it can be reached, or one is under way.
     probe_at: Nanos,
     link: Link,
+    /// The highest epoch of a coordinator (P2).
+    coordinator_epoch: u64,
     /// Counts the connections to the coordinator.
     connection: u32,
     pending: Slab<Pending>,
     parts: Slab<Part>,
     /// Makes numbers of requests and parts unique.
     serial: u32,
-    /// What the router wants, and could not be begun; and when that is tried again.
-    held: VecDeque<Effect>,
+    /// What the router wants, and could not be begun, on the LUN and by the coordinator; and when that is tried again. What is for the LUN
+    /// never waits for the other: the coordinator may wait for its end.
+    held: [VecDeque<Effect>; 2],
     retry_at: Nanos,
+    /// When more is taken of what has come, for which there was no memory.
+    more_at: Nanos,
     ready: Vec<Completion>,
     dropped: Vec<u64>,
     /// It is another node's by now.
@@ -133,14 +140,17 @@ impl RoutedBacking {
             ask_at: Nanos(0),
             lun: lun.map(SharedFile::new),
             fenced: false,
+            newly_fenced: false,
             probe_at: Nanos::NEVER,
             link: Link::None,
+            coordinator_epoch: 0,
             connection: 0,
             pending: Slab::new(),
             parts: Slab::new(),
             serial: 0,
-            held: VecDeque::new(),
+            held: Default::default(),
             retry_at: Nanos::NEVER,
+            more_at: Nanos::NEVER,
             ready: Vec::new(),
             dropped: Vec::new(),
             abandoned: false,
@@ -169,12 +179,6 @@ impl RoutedBacking {
     #[must_use]
     pub fn has_coordinator(&self) -> bool {
         self.core.has_coordinator()
-    }
-
-    /// The LUN refuses this node's writes: another node has fenced it.
-    #[must_use]
-    pub fn is_fenced(&self) -> bool {
-        self.fenced
     }
 
     /// A connection to the coordinator on another node.
@@ -208,34 +212,13 @@ impl RoutedBacking {
         }
         self.link.close(reactor);
         self.parts.retain(|_, part| part.route == Route::Direct);
-        self.held.retain(is_direct);
+        self.held[BY_COORDINATOR].clear();
         self.step(reactor, router::Event::CoordinatorLost);
     }
 
     /// Every request goes through the coordinator's filesystem, or does not any more.
     pub fn go_through_filesystem(&mut self, reactor: &mut Reactor, wanted: bool) {
         self.step(reactor, router::Event::ThroughFilesystem(wanted));
-    }
-
-    /// The LUN lets this node write again, or its path is another one.
-    pub fn admitted(&mut self, lun: Option<std::fs::File>) {
-        if let Some(lun) = lun {
-            self.lun = Some(SharedFile::new(lun));
-        }
-        self.fenced = false;
-        self.probe_at = Nanos(0);
-    }
-
-    /// Gives everything up that this node holds. [`RoutedBacking::dropped`] has the number when nothing of it is under way.
-    pub fn drop_leases(&mut self, reactor: &mut Reactor, number: u64) {
-        self.disconnect(reactor, None);
-        self.step(reactor, router::Event::Drop(number));
-        self.refuse_held(reactor);
-    }
-
-    /// The numbers of [`RoutedBacking::drop_leases`] that are done.
-    pub fn dropped(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.dropped)
     }
 
     /// The disk is closed here: requests fail, but for those that are under way on the LUN.
@@ -248,7 +231,7 @@ impl RoutedBacking {
 
     /// What was not begun on the LUN is not begun any more.
     fn refuse_held(&mut self, reactor: &mut Reactor) {
-        for effect in std::mem::take(&mut self.held) {
+        for effect in std::mem::take(&mut self.held).into_iter().flatten() {
             if let Effect::Direct { id, .. } | Effect::Flush { id, .. } = effect {
                 self.step(reactor, router::Event::Answered { id, ok: false });
             }
@@ -276,8 +259,9 @@ impl RoutedBacking {
             Effect::Zeroes { id, range } => self.fill(id, range),
             Effect::Direct { .. } | Effect::Block { .. } | Effect::File { .. } | Effect::Flush { .. } => {
                 // In order: what was held comes first.
-                if !self.held.is_empty() || !self.try_begin(reactor, effect) {
-                    self.held.push_back(effect);
+                let queue = queue_of(&effect);
+                if !self.held[queue].is_empty() || !self.try_begin(reactor, effect) {
+                    self.held[queue].push_back(effect);
                     self.retry_at = self.retry_at.min(reactor.now() + RETRY_AFTER);
                 }
             }
@@ -287,10 +271,15 @@ impl RoutedBacking {
     /// Begins what could not be begun.
     fn begin_held(&mut self, reactor: &mut Reactor) {
         self.retry_at = Nanos::NEVER;
-        while let Some(effect) = self.held.pop_front() {
-            if !self.try_begin(reactor, effect) {
-                self.retry_at = reactor.now() + RETRY_AFTER;
-                return self.held.push_front(effect);
+        for queue in [ON_LUN, BY_COORDINATOR] {
+            while let Some(effect) = self.held[queue].pop_front() {
+                if !self.try_begin(reactor, effect) {
+                    self.held[queue].push_front(effect);
+                    // Without the right, longer.
+                    let pause = if self.may_begin(reactor) { RETRY_AFTER } else { ASK_AGAIN / 10 };
+                    self.retry_at = self.retry_at.min(reactor.now() + pause);
+                    break;
+                }
             }
         }
     }
@@ -318,7 +307,13 @@ impl RoutedBacking {
     fn take_message(&mut self, reactor: &mut Reactor, message: ToOwner) -> Result<(), LinkError> {
         match message {
             ToOwner::Welcome { piece, .. } if piece != PIECE => return Err(LinkError::Piece(piece)),
-            ToOwner::Welcome { .. } => self.step(reactor, router::Event::CoordinatorFound),
+            ToOwner::Welcome { epoch, .. } if epoch < self.coordinator_epoch => {
+                return Err(LinkError::Former { epoch, known: self.coordinator_epoch });
+            }
+            ToOwner::Welcome { epoch, .. } => {
+                self.coordinator_epoch = epoch;
+                self.step(reactor, router::Event::CoordinatorFound);
+            }
             ToOwner::Answer { id, result, grants, data } => {
                 if let Some(data) = data {
                     self.take_data(id, None, data)?;
@@ -340,16 +335,17 @@ impl RoutedBacking {
 
     fn receive(&mut self, reactor: &mut Reactor) {
         loop {
-            let received = self.link.receive(reactor, &self.incoming);
-            let messages = match received {
-                Ok(messages) if messages.is_empty() => return,
-                Ok(messages) => messages,
+            let (messages, more) = match self.link.receive(reactor, &self.incoming) {
+                Ok(received) => received,
                 Err(error) => return self.disconnect(reactor, Some(&error)),
             };
             for message in messages {
                 if let Err(error) = self.take_message(reactor, message) {
                     return self.disconnect(reactor, Some(&error));
                 }
+            }
+            if !more {
+                return;
             }
         }
     }
@@ -360,8 +356,9 @@ impl RoutedBacking {
         if self.core.has_path() || self.fenced || now < self.probe_at {
             return;
         }
+        self.probe_at = now + PROBE_EVERY;
+        let (Some(lun), Some(buffer)) = (&self.lun, self.memory(4096)) else { return };
         self.probe_at = Nanos::NEVER;
-        let (Some(lun), Some(buffer)) = (&self.lun, self.reserve.take(4096)) else { return };
         reactor.read(lun, 0, buffer, Token { owner: self.id, slot: PROBE });
     }
 
@@ -434,9 +431,15 @@ impl RoutedBacking {
     }
 }
 
-/// It needs no coordinator.
-fn is_direct(effect: &Effect) -> bool {
-    matches!(effect, Effect::Direct { .. } | Effect::Flush { route: Route::Direct, .. })
+/// The queues of what could not be begun.
+const ON_LUN: usize = 0;
+const BY_COORDINATOR: usize = 1;
+
+fn queue_of(effect: &Effect) -> usize {
+    match effect {
+        Effect::Direct { .. } | Effect::Flush { route: Route::Direct, .. } => ON_LUN,
+        _ => BY_COORDINATOR,
+    }
 }
 
 impl Layer for RoutedBacking {
@@ -474,6 +477,11 @@ impl Layer for RoutedBacking {
             Request::WriteZeroes { fua, may_unmap: false, fast_only: false, .. } => {
                 (Kind::Write, fua, Source::Zeroes, None)
             }
+            Request::WriteZeroes { may_unmap: false, .. } => {
+                let error =
+                    IoError::new(ErrorKind::Operator, Code::NotSupported, "zeroing faster than by writing");
+                return self.ready.push(Completion { tag, result: Err(error) });
+            }
             Request::WriteZeroes { fua, .. } | Request::Discard { fua, .. } => {
                 (Kind::Punch, fua, Source::None, None)
             }
@@ -503,6 +511,7 @@ impl Layer for RoutedBacking {
         if let Err(error) = self.link.flush(reactor) {
             self.disconnect(reactor, Some(&error));
         }
+        self.more_at = reactor.now() + RETRY_AFTER;
         done.append(&mut self.ready);
     }
 
@@ -512,7 +521,8 @@ impl Layer for RoutedBacking {
         }
         let probe = if self.core.has_path() || self.fenced { Nanos::NEVER } else { self.probe_at };
         let ask = if self.link.is_there() || self.abandoned { Nanos::NEVER } else { self.ask_at };
-        probe.min(self.retry_at).min(ask)
+        let more = if self.link.has_more() { self.more_at } else { Nanos::NEVER };
+        probe.min(self.retry_at).min(ask).min(more)
     }
 
     fn in_flight(&self) -> usize {
@@ -549,6 +559,30 @@ impl Backing for RoutedBacking {
         Ok(())
     }
 
+    fn shared(&mut self) -> Option<&mut dyn SharedDisk> {
+        Some(self)
+    }
+
+    fn route(&self) -> Option<RouteStatus> {
+        let (path, coordinator) = (self.core.has_path(), self.core.has_coordinator());
+        let by_wish = self.core.goes_through_filesystem();
+        let state = match (path, coordinator) {
+            (_, true) if by_wish => RouteState::FileRedirected,
+            (true, _) => RouteState::Direct,
+            (false, true) => RouteState::BlockRedirected,
+            (false, false) => RouteState::Paused,
+        };
+        let reasons = Reasons::default()
+            .with(Reason::UserRequest, by_wish)
+            .with(Reason::UnallocatedExtent, self.core.redirects())
+            .with(Reason::NoDiskConnectivity, !path && !self.fenced)
+            .with(Reason::Fenced, self.fenced)
+            .with(Reason::CoordinatorMoving, !coordinator);
+        Some(RouteStatus { state, reasons, counts: self.counts })
+    }
+}
+
+impl SharedDisk for RoutedBacking {
     fn own(&mut self, epoch: u64, until: &Arc<AtomicU64>) {
         self.epoch = epoch;
         self.serves_until = Some(Arc::clone(until));
@@ -573,22 +607,28 @@ impl Backing for RoutedBacking {
         }
     }
 
-    fn route(&self) -> Option<RouteStatus> {
-        let (path, coordinator) = (self.core.has_path(), self.core.has_coordinator());
-        let by_wish = self.core.goes_through_filesystem();
-        let state = match (path, coordinator) {
-            (_, true) if by_wish => RouteState::FileRedirected,
-            (true, _) => RouteState::Direct,
-            (false, true) => RouteState::BlockRedirected,
-            (false, false) => RouteState::Paused,
-        };
-        let reasons = Reasons::default()
-            .with(Reason::UserRequest, by_wish)
-            .with(Reason::UnallocatedExtent, self.core.redirects())
-            .with(Reason::NoDiskConnectivity, !path && !self.fenced)
-            .with(Reason::Fenced, self.fenced)
-            .with(Reason::CoordinatorMoving, !coordinator);
-        Some(RouteStatus { state, reasons, counts: self.counts })
+    fn lose_coordinator(&mut self, reactor: &mut Reactor) {
+        self.disconnect(reactor, None);
+        self.ask_at = Nanos(0);
+    }
+
+    fn is_newly_fenced(&mut self) -> bool {
+        std::mem::take(&mut self.newly_fenced)
+    }
+
+    fn drop_leases(&mut self, reactor: &mut Reactor, number: u64) {
+        self.disconnect(reactor, None);
+        self.step(reactor, router::Event::Drop(number));
+        self.refuse_held(reactor);
+    }
+
+    fn dropped(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.dropped)
+    }
+
+    fn admitted(&mut self) {
+        (self.fenced, self.newly_fenced) = (false, false);
+        self.probe_at = Nanos(0);
     }
 
     fn abandon(&mut self, reactor: &mut Reactor) {

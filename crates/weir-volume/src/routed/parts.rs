@@ -128,7 +128,16 @@ impl RoutedBacking {
             let error = IoError::from_errno(errno, "direct I/O on a shared LUN");
             tracing::warn!(%error, "this node's path to a shared LUN has failed");
             // Read-only, and "invalid exchange" of a reservation.
-            self.fenced |= matches!(errno, libc::EPERM | libc::EACCES | libc::EROFS | libc::EBADE);
+            if matches!(errno, libc::EPERM | libc::EACCES | libc::EROFS | libc::EBADE) {
+                (self.fenced, self.newly_fenced) = (true, true);
+            }
+        }
+        if let Err(errno) = result
+            && range.0 == range.1
+            && !is_of_path(errno)
+        {
+            let error = IoError::from_errno(errno, "flushing a shared LUN");
+            return self.step(reactor, router::Event::NotFlushed { id, error });
         }
         if !ok {
             self.probe_at = reactor.now() + PROBE_EVERY;
@@ -155,7 +164,28 @@ impl RoutedBacking {
             None if is_read && result.is_ok() => return Err(LinkError::NoData),
             None => {}
         }
-        self.step(reactor, router::Event::Answered { id, ok: result.is_ok() });
+        match result {
+            Err(error) if range.0 == range.1 => self.step(reactor, router::Event::NotFlushed { id, error }),
+            result => self.step(reactor, router::Event::Answered { id, ok: result.is_ok() }),
+        }
         Ok(())
     }
+}
+
+/// The error is that of the way to the LUN, or of a fence: the LUN itself has kept what it had.
+fn is_of_path(errno: i32) -> bool {
+    const ALL: [i32; 11] = [
+        libc::EPERM,
+        libc::EACCES,
+        libc::EROFS,
+        libc::EBADE,
+        libc::ENOLINK,
+        libc::ENODEV,
+        libc::ENXIO,
+        libc::ETIMEDOUT,
+        libc::EHOSTDOWN,
+        libc::ENOTCONN,
+        libc::ESHUTDOWN,
+    ];
+    ALL.contains(&errno)
 }

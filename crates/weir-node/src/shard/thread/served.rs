@@ -2,9 +2,10 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use tokio::sync::oneshot;
-use weir_block::{Event, Stream};
+use weir_block::{Event, Nanos, Stream};
 use weir_volume::CoordinatorWay;
 use weir_volume::lun::serving::ServedDisk;
 
@@ -12,6 +13,9 @@ use super::Turning;
 use crate::shard::answer;
 use crate::shard::dispatch::Target;
 use crate::shard::messages::OpenedServed;
+
+/// A disk that waits for memory gets another turn after this long.
+const WAITS_AGAIN: Duration = Duration::from_millis(1);
 
 /// One of them.
 pub(super) struct Served {
@@ -57,13 +61,13 @@ impl Turning {
         self.touch(name);
     }
 
-    pub(super) fn owner_connected(&mut self, name: &str, stream: Stream) {
+    pub(super) fn owner_connected(&mut self, name: &str, stream: Stream, epoch: u64) {
         let Some((_, served)) = self.served.iter_mut().find(|(_, served)| served.name == name) else {
             // Dropping the connection says so; the owner asks again.
             return;
         };
         served.touched = true;
-        if let Err(error) = served.disk.borrow_mut().connect(&mut self.reactor, stream) {
+        if let Err(error) = served.disk.borrow_mut().connect(&mut self.reactor, stream, epoch) {
             tracing::warn!(disk = name, %error, "a connection of its owner cannot be used");
         }
     }
@@ -81,6 +85,17 @@ impl Turning {
         }
     }
 
+    /// When one needs a turn though no event comes.
+    pub(super) fn served_deadline(&self) -> Nanos {
+        let waits = self.served.iter().any(|(_, served)| served.disk.borrow().waits());
+        let touched = self.served.iter().any(|(_, served)| served.touched);
+        match (touched, waits) {
+            (true, _) => Nanos(0),
+            (false, true) => self.reactor.now() + WAITS_AGAIN,
+            (false, false) => Nanos::NEVER,
+        }
+    }
+
     /// A disk of this name that is open here gets a turn.
     fn touch(&mut self, name: &str) {
         self.find(name);
@@ -94,8 +109,9 @@ impl Turning {
 
     /// Gives those a turn to which something has happened. An owner on this shard gets one, too.
     pub(super) fn turn_served(&mut self) -> bool {
+        let due = |served: &Served| served.touched || served.disk.borrow().waits();
         let touched: Vec<usize> =
-            self.served.iter().filter(|(_, served)| served.touched).map(|(slot, _)| slot).collect();
+            self.served.iter().filter(|(_, served)| due(served)).map(|(slot, _)| slot).collect();
         for &slot in &touched {
             let served = &mut self.served[slot];
             served.touched = false;

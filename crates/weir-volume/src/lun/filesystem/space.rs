@@ -4,6 +4,7 @@
 //! tell it that (`VOLUME.md` §1). So the space is written with zeroes through the filesystem first.
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -36,7 +37,10 @@ pub fn allocate(
     range: Range<u64>,
     zeroes: &Zeroes,
 ) -> Result<Vec<Extent>, FilesystemError> {
-    assert!(range.start.is_multiple_of(PAGE as u64) && range.end.is_multiple_of(PAGE as u64), "whole blocks");
+    if !range.start.is_multiple_of(PAGE as u64) || !range.end.is_multiple_of(PAGE as u64) {
+        let source = io::Error::from_raw_os_error(libc::EINVAL);
+        return Err(FilesystemError::system("allocate a part of a block of", path)(source));
+    }
     let mut at = range.start;
     while at < range.end {
         let length = STEP.min(range.end - at);

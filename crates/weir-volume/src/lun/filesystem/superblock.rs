@@ -32,6 +32,10 @@ use std::fmt;
 /// Bytes to read: both superblocks, with the largest sector of XFS.
 pub const READ: usize = 32 << 10;
 
+/// Largest block, in bytes: that of a disk's requests.
+const LARGEST_BLOCK: u32 = 4096;
+const PARTS: &str = "parts of a block are written through the page cache, past which nodes write";
+
 const EXT4_AT: usize = 1024;
 const EXT4_BYTES: usize = 1024;
 const EXT4_MAGIC: u16 = 0xEF53;
@@ -157,6 +161,7 @@ fn ext4(bytes: &[u8]) -> Option<Superblock> {
     let unsuitable = match () {
         () if checksum_fails => Some(Unsuitable::Damaged),
         () if log_of_block > 6 => Some(Unsuitable::Nonsense("block size")),
+        () if 1024 << log_of_block > LARGEST_BLOCK => Some(refused("blocks of more than 4096 bytes", PARTS)),
         () if has(EXT4_JOURNAL_DEVICE) => Some(refused("a journal device", "it is no filesystem")),
         () if compatible & EXT4_HAS_JOURNAL == 0 => {
             Some(refused("no journal (^has_journal)", "a crash of the coordinator leaves it inconsistent"))
@@ -210,6 +215,7 @@ fn xfs(bytes: &[u8]) -> Option<Superblock> {
         () if !(block.is_power_of_two() && (512..=65_536).contains(&block)) => {
             Some(Unsuitable::Nonsense("block size"))
         }
+        () if block > LARGEST_BLOCK => Some(refused("blocks of more than 4096 bytes", PARTS)),
         () if big16(head, 100) & 0xF != XFS_VERSION => {
             Some(refused("version 4 (crc=0)", "it has no checksums of its metadata"))
         }

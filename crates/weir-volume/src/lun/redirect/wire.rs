@@ -294,7 +294,12 @@ pub fn encode_to_owner(message: ToOwner) -> Vec<Encoded> {
         ToOwner::Welcome { epoch, piece } => {
             Encoded::new(17, &Welcome { epoch: epoch.into(), piece: piece.into() })
         }
-        ToOwner::Answer { id, result, grants, data } => answer(18, (id, result), &grants, data),
+        ToOwner::Answer { id, result, grants, data } => {
+            let (first, rest) = grants.split_at(grants.len().min(MOST_GRANTS));
+            let mut frames = vec![answer(18, (id, result), first, data)];
+            frames.extend(encode_to_owner(ToOwner::Grant(rest.to_vec())));
+            return frames;
+        }
         ToOwner::BlockAnswer { id, result, data } => answer(19, (id, result), &[], data),
         ToOwner::Flushed { id, result } => answer(20, (id, result), &[], None),
         ToOwner::Recall { number, range } => {
@@ -443,7 +448,8 @@ fn data(
     bytes: &[u8],
     pool: &BufferPool,
 ) -> Result<Data, WireError> {
-    if kind != Kind::Punch && end - start > LARGEST as u64 {
+    // Zeroes are not sent.
+    if kind != Kind::Punch && number != 2 && end - start > LARGEST as u64 {
         return Err(WireError::Malformed("it is too large"));
     }
     match (kind, number) {

@@ -4,7 +4,7 @@
 //! 4 KiB make 31,800 extents (`VOLUME.md` §1). So the space around such a write is allocated in large pieces. How large, the writes show: the
 //! first one in a step gets a chunk, and the next ones that find no space there get the rest of the step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::lun::router::Range;
 
@@ -12,6 +12,8 @@ use crate::lun::router::Range;
 pub const CHUNK: u64 = 4 << 20;
 /// The most that is allocated for writes in one place, in bytes; whole chunks.
 pub const STEP: u64 = 64 << 20;
+/// Most chunks that wait: further writes there ask again.
+const MOST_QUEUED: usize = 64;
 /// Steps that are remembered; the one that was used first is forgotten.
 const MOST_STEPS: usize = 1024;
 
@@ -21,7 +23,9 @@ pub struct Ahead {
     /// By step: writes that found no space there.
     steps: BTreeMap<u64, u32>,
     /// Chunks to be allocated, in order.
-    queue: Vec<Range>,
+    queue: VecDeque<Range>,
+    /// The same, to find them.
+    queued: BTreeSet<Range>,
     /// A chunk is being allocated.
     is_busy: bool,
 }
@@ -48,19 +52,21 @@ impl Ahead {
         let end = end.min(size);
         let chunks = (start..end).step_by(CHUNK as usize).map(|at| (at, (at + CHUNK).min(end)));
         for chunk in chunks {
-            if !self.queue.contains(&chunk) {
-                self.queue.push(chunk);
+            if self.queue.len() < MOST_QUEUED && self.queued.insert(chunk) {
+                self.queue.push_back(chunk);
             }
         }
     }
 
     /// The next chunk to allocate, if none is under way.
     pub fn take(&mut self) -> Option<Range> {
-        if self.is_busy || self.queue.is_empty() {
+        if self.is_busy {
             return None;
         }
+        let chunk = self.queue.pop_front()?;
+        self.queued.remove(&chunk);
         self.is_busy = true;
-        Some(self.queue.remove(0))
+        Some(chunk)
     }
 
     /// The chunk is allocated, or not. `goes_on: false`: there is no space for more.
@@ -68,6 +74,7 @@ impl Ahead {
         self.is_busy = false;
         if !goes_on {
             self.queue.clear();
+            self.queued.clear();
         }
     }
 

@@ -35,7 +35,7 @@ impl WorkFile {
     /// Makes what was written durable, with its blocks, and looks at each range then.
     pub fn commit(&self, ranges: &[Range]) -> Vec<Layout> {
         match self.file.sync_data() {
-            Ok(()) => ranges.iter().map(|range| self.look(*range)).collect(),
+            Ok(()) => ranges.iter().map(|range| self.map(*range)).collect(),
             Err(error) => {
                 let error = io_error(&error, "making a redirected write durable");
                 ranges.iter().map(|_| Err(error)).collect()
@@ -43,8 +43,13 @@ impl WorkFile {
         }
     }
 
-    /// The layout of a range. Whatever it shows is durable: whoever changes it waits for that.
+    /// The layout of a range, which is durable: a job that has failed may have left blocks that are not.
     pub fn look(&self, range: Range) -> Layout {
+        self.file.sync_data().map_err(|error| io_error(&error, "making a disk's extents durable"))?;
+        self.map(range)
+    }
+
+    fn map(&self, range: Range) -> Layout {
         layout(&self.file, range.0..range.1).map_err(|error| io_error(&error, "looking at a disk's extents"))
     }
 
@@ -53,7 +58,6 @@ impl WorkFile {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(self.file.as_fd(), flags, range.0, range.1 - range.0)
             .map_err(|error| io_error(&error.into(), "freeing a range of a disk"))?;
-        self.file.sync_data().map_err(|error| io_error(&error, "making a freed range durable"))?;
         self.look(around)
     }
 

@@ -8,7 +8,7 @@ mod file_work;
 mod opened;
 mod peer;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::rc::Rc;
@@ -47,8 +47,21 @@ const CONNECTIONS: u32 = 1 << 31;
 /// Memory for the data of redirected I/O, in bytes (P10).
 const MEMORY: usize = 64 << 20;
 
-/// Bytes of zeroes to write from.
-const ZEROES: usize = 1 << 20;
+/// Bytes of zeroes to write from: 1,024 pieces of a write (`IOV_MAX`) are as much as any request.
+const ZEROES: usize = 4 << 20;
+
+/// Most requests of the owner that are under way at once.
+const MOST_OPEN: usize = 512;
+
+/// Whole blocks of every filesystem: less goes through the page cache, past which the owner writes.
+const UNIT: u64 = 4096;
+
+/// Of a change that is not made any more.
+const STOPPING: IoError =
+    IoError::new(ErrorKind::Retry, Code::ShuttingDown, "a volume whose coordination ends");
+
+/// Of work that has ended in a panic, which is in the log.
+const PANICKED: IoError = IoError::new(ErrorKind::Bug, Code::Io, "work on a disk's file");
 
 /// A change of a disk's layout that somebody else wants.
 pub type Change = Box<dyn FnOnce(&File) -> io::Result<()> + Send>;
@@ -114,8 +127,14 @@ pub struct ServedDisk {
     /// Where the next look at the file begins.
     looks_from: u64,
     peer: Peer,
+    /// A connection that has not greeted yet, and the highest epoch that it may have.
+    candidate: Option<(Peer, u64)>,
+    /// Counts the sockets.
+    sockets: u32,
     /// Counts the owner's connections.
     connection: u64,
+    /// Jobs for which there was no memory.
+    starved: VecDeque<Working>,
     changes: BTreeMap<u64, Change>,
     changed: Vec<(u64, Result<(), IoError>)>,
     pool: BufferPool,
@@ -157,7 +176,10 @@ impl ServedDisk {
             ahead: Ahead::default(),
             looks_from: 0,
             peer: Peer::None,
+            candidate: None,
+            sockets: 0,
             connection: 0,
+            starved: VecDeque::new(),
             changes: BTreeMap::new(),
             changed: Vec::new(),
             pool: BufferPool::new(MEMORY),
@@ -180,26 +202,31 @@ impl ServedDisk {
         }
     }
 
-    /// The former owner's own I/O to the LUN has certainly ended, and nobody owns the disk.
-    pub fn owner_over(&mut self, reactor: &mut Reactor) {
+    /// The own I/O to the LUN of the owner of this epoch, and of those before, has certainly ended, and nobody owns the disk.
+    pub fn owner_over(&mut self, reactor: &mut Reactor, epoch: u64) {
+        if epoch < self.owner_epoch {
+            return;
+        }
         self.drop_peer(reactor, None);
         self.step(reactor, coordinator::Event::OwnerOver);
     }
 
-    /// The owner's node connects. Its first message is a hello.
+    /// The owner's node connects. Its first message is a hello, of an epoch of `most` at most: that of the disk's record. Until that has
+    /// come, the present connection stays.
     ///
     /// # Errors
     /// The socket cannot be used.
-    pub fn connect(&mut self, reactor: &mut Reactor, stream: Stream) -> io::Result<()> {
-        self.drop_peer(reactor, None);
-        self.connection += 1;
-        let slot = CONNECTIONS | (self.connection as u32 & (CONNECTIONS / 2 - 1));
-        self.peer = Peer::remote(reactor, stream, Token { owner: self.id, slot })?;
+    pub fn connect(&mut self, reactor: &mut Reactor, stream: Stream, most: u64) -> io::Result<()> {
+        self.drop_candidate(reactor);
+        self.sockets += 1;
+        let slot = CONNECTIONS | (self.sockets & (CONNECTIONS / 2 - 1));
+        self.candidate = Some((Peer::remote(reactor, stream, Token { owner: self.id, slot })?, most));
         Ok(())
     }
 
     /// The owner is on this shard: it calls [`ServedDisk::hear`] and [`ServedDisk::answers`]. Returns the connection's number.
     pub fn connect_here(&mut self, reactor: &mut Reactor) -> u64 {
+        self.drop_candidate(reactor);
         self.drop_peer(reactor, None);
         self.connection += 1;
         self.peer = Peer::here();
@@ -222,6 +249,9 @@ impl ServedDisk {
     /// Wants a change of the layout: a clone, say. Its result is in [`ServedDisk::changed`] under its number. It begins when the owner has
     /// given the range up.
     pub fn change(&mut self, reactor: &mut Reactor, number: u64, range: Range, change: Change) {
+        if self.stops {
+            return self.changed.push((number, Err(STOPPING)));
+        }
         self.changes.insert(number, change);
         self.step(reactor, coordinator::Event::Wanted { change: number, range });
     }
@@ -234,8 +264,13 @@ impl ServedDisk {
     /// Begins nothing any more, and answers nobody. What is under way ends: [`ServedDisk::is_over`].
     pub fn stop(&mut self, reactor: &mut Reactor) {
         self.stops = true;
+        self.drop_candidate(reactor);
         self.drop_peer(reactor, None);
         self.ahead.clear();
+        self.feed_starved(reactor);
+        // Those that have begun are not among them.
+        let waiting = std::mem::take(&mut self.changes).into_keys();
+        self.changed.extend(waiting.map(|number| (number, Err(STOPPING))));
     }
 
     /// It has stopped, and nothing of it is under way.
@@ -272,7 +307,12 @@ impl ServedDisk {
                     self.worked(reactor, done);
                 }
             }
-            (slot, Action::Ready(interest)) if slot >= CONNECTIONS => self.peer.on_event(slot, interest),
+            (slot, Action::Ready(interest)) if slot >= CONNECTIONS => {
+                self.peer.on_event(slot, interest);
+                if let Some((candidate, _)) = &mut self.candidate {
+                    candidate.on_event(slot, interest);
+                }
+            }
             (slot, Action::File { result, buffer }) => {
                 self.io_ended(reactor, slot as usize, result, buffer);
             }
@@ -282,26 +322,48 @@ impl ServedDisk {
 
     /// Makes all possible progress.
     pub fn advance(&mut self, reactor: &mut Reactor) {
-        loop {
-            match self.peer.receive(reactor, &self.pool) {
-                Ok(messages) if messages.is_empty() => break,
-                Ok(messages) => {
-                    for message in messages {
-                        if let Err(error) = self.take_message(reactor, message) {
-                            self.drop_peer(reactor, Some(&error));
-                        }
-                    }
-                }
-                Err(error) => {
-                    self.drop_peer(reactor, Some(&error));
-                    break;
-                }
-            }
-        }
+        self.hear_candidate(reactor);
+        self.feed_starved(reactor);
+        self.receive(reactor);
         self.allocate_ahead(reactor);
         self.commit(reactor);
         if let Err(error) = self.peer.flush(reactor) {
             self.drop_peer(reactor, Some(&error));
+        }
+        // What was not read because too much was unsent.
+        self.receive(reactor);
+        if let Err(error) = self.peer.flush(reactor) {
+            self.drop_peer(reactor, Some(&error));
+        }
+    }
+
+    /// It waits for memory, or for its turn: it needs another one soon, though no event comes.
+    #[must_use]
+    pub fn waits(&self) -> bool {
+        !self.starved.is_empty() || self.peer.has_more()
+    }
+
+    fn receive(&mut self, reactor: &mut Reactor) {
+        while self.slots.len() + self.starved.len() < MOST_OPEN {
+            let (messages, more) = match self.peer.receive(reactor, &self.pool) {
+                Ok(received) => received,
+                Err(error) => return self.drop_peer(reactor, Some(&error)),
+            };
+            for message in messages {
+                if let Err(error) = self.take_message(reactor, message) {
+                    return self.drop_peer(reactor, Some(&error));
+                }
+            }
+            if !more {
+                return;
+            }
+        }
+    }
+
+    /// Begins again what had no memory.
+    fn feed_starved(&mut self, reactor: &mut Reactor) {
+        for working in std::mem::take(&mut self.starved) {
+            self.execute(reactor, working);
         }
     }
 
@@ -312,10 +374,48 @@ impl ServedDisk {
         if let Some(reason) = reason {
             tracing::warn!(disk = %self.work.path.display(), %reason, "the connection of a disk's owner ended");
         }
+        let had_greeted = self.peer.has_greeted();
         self.peer.close(reactor);
         self.waiting.clear();
         self.ahead.clear();
-        self.step(reactor, coordinator::Event::OwnerLost);
+        if had_greeted {
+            self.step(reactor, coordinator::Event::OwnerLost);
+        }
+    }
+
+    /// A connection whose first message is that of the owner takes the place of the present one.
+    fn hear_candidate(&mut self, reactor: &mut Reactor) {
+        let Some((candidate, most)) = &mut self.candidate else { return };
+        let most = *most;
+        let mut messages = match candidate.receive(reactor, &self.pool) {
+            Ok((messages, _)) if messages.is_empty() => return,
+            Ok((messages, _)) => messages,
+            Err(reason) => {
+                tracing::debug!(%reason, "a connection of a disk's owner ended before its greeting");
+                return self.drop_candidate(reactor);
+            }
+        };
+        let first = messages.remove(0);
+        let is_owner = matches!(&first, ToCoordinator::Hello { epoch }
+            if *epoch >= self.owner_epoch && *epoch <= most && messages.is_empty() && !self.stops);
+        if !is_owner {
+            let disk = self.work.path.display();
+            tracing::warn!(%disk, message = ?first, "not the disk's owner: its connection ends");
+            return self.drop_candidate(reactor);
+        }
+        let Some((candidate, _)) = self.candidate.take() else { return };
+        self.drop_peer(reactor, None);
+        self.connection += 1;
+        self.peer = candidate;
+        if let Err(error) = self.take_message(reactor, first) {
+            self.drop_peer(reactor, Some(&error));
+        }
+    }
+
+    fn drop_candidate(&mut self, reactor: &mut Reactor) {
+        if let Some((mut candidate, _)) = self.candidate.take() {
+            candidate.close(reactor);
+        }
     }
 
     fn take_message(&mut self, reactor: &mut Reactor, message: ToCoordinator) -> Result<(), PeerError> {
@@ -337,9 +437,12 @@ impl ServedDisk {
                 if self.waiting.contains_key(&request.id) {
                     return Err(PeerError::Order("two requests of one number"));
                 }
-                let (start, end) = super::router::neighbourhood(request.range, PIECE);
-                if request.kind.changes() && (gives_up.0 > start || gives_up.1 < end) {
-                    return Err(PeerError::Order("a change that does not give up what it may move"));
+                let expected = match request.kind.changes() {
+                    true => super::router::neighbourhood(request.range, PIECE),
+                    false => (request.range.0, request.range.0),
+                };
+                if gives_up != expected {
+                    return Err(PeerError::Order("a request that gives up something else than it may move"));
                 }
                 self.waiting.insert(request.id, Waiting { data, durable, by_file: false });
                 self.step(reactor, coordinator::Event::Redirected { request, gives_up });
@@ -367,8 +470,12 @@ impl ServedDisk {
     }
 
     fn check(&self, (start, end): Range) -> Result<(), PeerError> {
-        let fits = end <= self.size && start.is_multiple_of(512) && end.is_multiple_of(512);
-        if fits { Ok(()) } else { Err(PeerError::Order("I/O outside the disk, or not in whole sectors")) }
+        let fits = end <= self.size && start.is_multiple_of(UNIT) && end.is_multiple_of(UNIT);
+        if fits {
+            Ok(())
+        } else {
+            Err(PeerError::Order("I/O outside the disk, or not in whole blocks of 4096 bytes"))
+        }
     }
 
     /// Whether the file has these blocks, durably, so that the owner can have got them.
@@ -415,6 +522,8 @@ impl ServedDisk {
             Effect::Recall { number, range } => {
                 self.peer.send(ToOwner::Recall { number, range });
             }
+            // One that had not begun was told already.
+            Effect::Changed { result: Err(error), .. } if self.stops && error.kind == ErrorKind::Bug => {}
             Effect::Changed { change, result } => {
                 self.changes.remove(&change);
                 self.changed.push((change, result));
@@ -449,14 +558,17 @@ impl ServedDisk {
         let slot = self.slots.insert(Slot::Job(working));
         let begun = match what {
             Job::Request { request, gives_up } => match request.kind {
-                Kind::Read => self.read_file(reactor, slot, request.range),
+                Kind::Read => {
+                    self.waiting.remove(&request.id);
+                    self.read_file(reactor, slot, request.range)
+                }
                 Kind::Write => self.write_file(reactor, slot, (request.id, request.range), gives_up),
                 Kind::Punch => {
                     self.waiting.remove(&request.id);
                     self.layout.clear(gives_up);
                     let range = (request.range.0, request.range.1);
                     let around = (gives_up.0, gives_up.1.min(self.size));
-                    self.on_thread(reactor, true, move |file| Done::Looked(slot, file.punch(range, around)))
+                    self.on_thread(reactor, true, slot, move |file| file.punch(range, around))
                 }
                 Kind::Flush => Err(IoError::new(ErrorKind::Bug, Code::Io, "a flush through the filesystem")),
             },
@@ -465,16 +577,24 @@ impl ServedDisk {
                 let range = (range.0, range.1.min(self.size));
                 match allocates {
                     true => {
-                        self.on_thread(reactor, true, move |file| Done::Allocated(slot, file.allocate(range)))
+                        let file = Arc::clone(&self.work);
+                        let work = move || Done::Allocated(slot, file.allocate(range));
+                        let asked = self.long.ask(reactor, work, Done::Allocated(slot, Err(PANICKED)));
+                        asked.map_err(|errno| {
+                            IoError::from_errno(errno, "starting a thread for a disk's file")
+                        })
                     }
-                    false => self.on_thread(reactor, false, move |file| Done::Looked(slot, file.look(range))),
+                    false => self.on_thread(reactor, false, slot, move |file| file.look(range)),
                 }
             }
             Job::Change { change, range } => self.begin_change(reactor, slot, change, range),
         };
         if let Err(error) = begun {
             self.slots.remove(slot);
-            self.executed(reactor, job, Err(error), Vec::new());
+            match error.code {
+                Code::NoMemory if !self.stops => self.starved.push_back(Working { job, what }),
+                _ => self.executed(reactor, job, Err(error), Vec::new()),
+            }
         }
     }
 
@@ -490,12 +610,12 @@ impl ServedDisk {
             return Err(IoError::new(ErrorKind::Bug, Code::Io, "a change that nobody wants"));
         };
         let range = (range.0, range.1.min(self.size));
-        self.on_thread(reactor, true, move |file| {
+        self.on_thread(reactor, true, slot, move |file| {
             let changed = work(&file.file).and_then(|()| file.file.sync_data());
             let changed = changed.map_err(|error| {
                 IoError::from_errno(error.raw_os_error().unwrap_or(libc::EIO), "changing a disk's file")
             });
-            Done::Looked(slot, changed.and_then(|()| file.look(range)))
+            changed.and_then(|()| file.look(range))
         })
     }
 
@@ -503,11 +623,13 @@ impl ServedDisk {
         &mut self,
         reactor: &mut Reactor,
         is_long: bool,
-        work: impl FnOnce(&WorkFile) -> Done + Send + 'static,
+        slot: usize,
+        work: impl FnOnce(&WorkFile) -> Layout + Send + 'static,
     ) -> Result<(), IoError> {
         let file = Arc::clone(&self.work);
         let offload = if is_long { &mut self.long } else { &mut self.short };
-        let asked = offload.ask(reactor, move || work(&file));
+        let work = move || Done::Looked(slot, work(&file));
+        let asked = offload.ask(reactor, work, Done::Looked(slot, Err(PANICKED)));
         asked.map_err(|errno| IoError::from_errno(errno, "starting a thread for a disk's file"))
     }
 
@@ -529,15 +651,16 @@ impl ServedDisk {
         (id, kind): (u64, Kind),
         piece: Piece,
     ) -> Result<(), IoError> {
+        let length = piece.end - piece.start;
+        let buffer = if kind == Kind::Read { Some(self.buffer(length)?) } else { None };
         let (Some(Waiting { data, durable, by_file }), Lease::ReadWrite(at) | Lease::ReadOnly(at)) =
             (self.waiting.remove(&id), piece.lease)
         else {
             return Err(IoError::new(ErrorKind::Bug, Code::Io, "block I/O without blocks"));
         };
         let (target, at) = if by_file { (&self.file, piece.start) } else { (&self.lun, at) };
-        let (length, token) = (piece.end - piece.start, self.token(slot));
-        if kind == Kind::Read {
-            let buffer = self.buffer(length)?;
+        let token = self.token(slot);
+        if let Some(buffer) = buffer {
             reactor.read(target, at, buffer, token);
             return Ok(());
         }
@@ -619,6 +742,12 @@ impl ServedDisk {
                         false => self.commits.arrive(slot),
                     }
                 }
+                (Job::Block { piece, .. }, Ok(count))
+                    if buffer.is_some() && count < piece.end - piece.start =>
+                {
+                    let error = IoError::from_errno(libc::EIO, "reading behind the end of a LUN");
+                    self.finish(reactor, slot, Err(error), Vec::new());
+                }
                 (what, Ok(count)) => {
                     if let Some(mut buffer) = buffer {
                         buffer.bytes_mut()[count as usize..].fill(0);
@@ -651,8 +780,10 @@ impl ServedDisk {
             Some(Slot::Flush(_)) | None => (0, 0),
         };
         let ranges: Vec<Range> = self.commits.running().map(range).collect();
-        let asked = self.on_thread(reactor, false, move |file| Done::Committed(file.commit(&ranges)));
-        if let Err(error) = asked {
+        let (file, otherwise) = (Arc::clone(&self.work), vec![Err(PANICKED); ranges.len()]);
+        let work = move || Done::Committed(file.commit(&ranges));
+        if let Err(errno) = self.short.ask(reactor, work, Done::Committed(otherwise)) {
+            let error = IoError::from_errno(errno, "starting a thread for a disk's file");
             self.committed(reactor, std::iter::repeat(Err(error)));
         }
     }

@@ -127,27 +127,31 @@ impl Peer {
         outbox.into_iter().flat_map(|outbox| outbox.drain(..))
     }
 
-    /// Messages that have arrived; none if there are none, or no room for the data of more.
+    /// Messages that have arrived, and whether more may have: then it is to be called again. It takes nothing while there is no room for more
+    /// data, or too much is unsent ([`Peer::has_more`]).
     pub fn receive(
         &mut self,
         reactor: &mut Reactor,
         pool: &BufferPool,
-    ) -> Result<Vec<ToCoordinator>, PeerError> {
+    ) -> Result<(Vec<ToCoordinator>, bool), PeerError> {
         let mut messages = Vec::new();
         // One call takes at most a full receive buffer, and a buffer of the pool is at most twice as large as its data.
         let has_room = pool.lent() + 4 * LARGEST <= pool.limit();
-        if let Peer::Remote(connection) = self
-            && let Remote { channel, more, .. } = &mut connection.way
-            && *more
-            && has_room
-            && !channel.is_backed_up()
-        {
-            *more = channel.receive(reactor, |frame| {
-                messages.push(wire::decode_to_coordinator(frame, pool)?);
-                Ok::<(), PeerError>(())
-            })?;
+        let Peer::Remote(connection) = self else { return Ok((messages, false)) };
+        let Remote { channel, more, .. } = &mut connection.way;
+        if !*more || !has_room || channel.is_backed_up() {
+            return Ok((messages, false));
         }
-        Ok(messages)
+        *more = channel.receive(reactor, |frame| {
+            messages.push(wire::decode_to_coordinator(frame, pool)?);
+            Ok::<(), PeerError>(())
+        })?;
+        Ok((messages, *more))
+    }
+
+    /// More may have arrived than was taken.
+    pub fn has_more(&self) -> bool {
+        matches!(self, Peer::Remote(connection) if connection.way.more)
     }
 
     pub fn flush(&mut self, reactor: &mut Reactor) -> Result<(), PeerError> {
