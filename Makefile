@@ -12,7 +12,7 @@ ONLY ?=
 # Where cargo puts programs.
 TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 
-.PHONY: help setup build release demo cluster-demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak etcd-faults drain \
+.PHONY: help setup build release demo cluster-demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak etcd-faults lun-faults drain \
   histories heal join fill-picture neighbours \
   power-soak fuzz fuzz-check deny clean clean-room
 
@@ -84,6 +84,11 @@ etcd-faults: ROUNDS ?= 200
 etcd-faults: setup release ## ROUNDS=200 rounds of faults of an etcd under verified load, SEED=n; then etcd beside the embedded registry (as root)
 	WEIR_LOG=info,weir_cluster::view=debug WEIR_PROGRAM=$(TARGET)/release/weir \
 	  $(CARGO) run --release -p weir-lab --example etcd_faults -- --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
+lun-faults: ROUNDS ?= 100
+lun-faults: setup release ## ROUNDS=100 random faults of a volume on a LUN, on XFS and on ext4, under verified load, SEED=n (as root)
+	WEIR_PROGRAM=$(TARGET)/release/weir \
+	  $(CARGO) run --release -p weir-lab --example lun_faults -- --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
 drain: DISKS ?= 200
 drain: setup release ## a node with DISKS=200 disks under load is drained and resumed: times, and the longest stall of each guest

@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use weir_cluster::records::{
-    DiskRecord, Limit, Policy, Record, Source, VolumeKind, VolumeRecord, check_name,
+    DiskRecord, Limit, Policy, Record, Source, VolumeRecord, check_name,
 };
 use weir_identity::{Fingerprint, Invitation, JoinRequest, RenewRequest, invite};
 use weir_node::api::{
@@ -70,7 +70,7 @@ fn create_disk(wanted: CreateDisk) {
 }
 
 fn create_volume(wanted: CreateVolume) {
-    kept(&VolumeRecord { name: wanted.name, kind: VolumeKind::Dir, path: wanted.path, id: 1 });
+    kept(&VolumeRecord::dir(wanted.name, wanted.path, 1));
 }
 
 /// A record that passes the checks is read back as it was.

@@ -250,6 +250,12 @@ pub enum LabCommand {
         /// Memory for each write log; not less than 64MiB.
         #[arg(long, default_value = "64MiB", value_name = "SIZE", value_parser = parse_size_above_zero)]
         log: Size,
+        /// A node's path to a LUN that is to be a volume; repeat it for each node, in order. On one machine: loop devices of one image.
+        #[arg(long = "lun", value_name = "DEVICE")]
+        luns: Vec<PathBuf>,
+        /// A program that keeps a node from the LUN, and lets it back: `COMMAND fence NODE`, `COMMAND admit NODE`.
+        #[arg(long, value_name = "PROGRAM")]
+        fence_command: Option<PathBuf>,
     },
     /// State of each node and of the registry.
     Status,

@@ -47,10 +47,12 @@ struct Ended {
 /// Executes a `weir lab` command.
 pub fn run(global: &Global, command: LabCommand) -> Result<(), Failure> {
     match command {
-        LabCommand::Up { dir, nodes, lease, log } => {
+        LabCommand::Up { dir, nodes, lease, log, luns, fence_command } => {
             let dir = dir.unwrap_or_else(|| lab_dir(global));
             let mut config = LabConfig::new(dir, std::env::current_exe()?);
             (config.nodes, config.lease_ttl, config.log) = (nodes, lease.0, log);
+            config.luns = luns.iter().map(std::path::absolute).collect::<Result<_, _>>()?;
+            config.fence_command = fence_command.map(std::path::absolute).transpose()?;
             let lab = Lab::up(&config)?;
             report(global, &lab)?;
             hint(global, lab.dir())?;
