@@ -79,7 +79,7 @@ pub trait OpenedBacking: Send {
     /// Moves it to the shard of `reactor`. Does not block.
     ///
     /// # Errors
-    /// As for the kind; [`FileBacking::new`], for example.
+    /// As for the kind; [`FileBacking::new`](crate::FileBacking::new), for example.
     fn attach(self: Box<Self>, reactor: &mut Reactor) -> Result<Box<dyn Backing>, VolumeError>;
 
     /// Closes it without blocking the caller.

@@ -72,7 +72,7 @@ struct Working {
     what: Job,
 }
 
-/// The number of a slot of [`ServedDisk::working`] that is a flush: it is no job.
+/// A flush that is under way: it is no job.
 struct Flush {
     id: u64,
     connection: u64,
