@@ -617,6 +617,8 @@ mod tests {
             password_file: None,
             ..full.registry
         };
+        assert!(full.lun.fence_command.is_some() && !full.lun.devices.is_empty());
+        (full.lun.fence_command, full.lun.devices) = (None, Vec::new());
         assert_eq!(full, minimal);
     }
 
@@ -630,13 +632,14 @@ mod tests {
         (registry.ca, registry.certificate) = (Some("/d".into()), Some("/e".into()));
         (registry.key, registry.user) = (Some("/f".into()), Some("g".into()));
         registry.password_file = Some("/h".into());
+        config.lun.fence_command = Some("/j".into());
         let all = everything();
         let keys: Vec<_> = toml::to_string(&config)
             .unwrap()
             .lines()
             .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
             .collect();
-        assert_eq!(keys.len(), 33, "a new key: extend this test's count and the example");
+        assert_eq!(keys.len(), 36, "a new key: extend this test's count and the example");
         for key in keys {
             assert!(
                 all.lines().any(|line| line.starts_with(&format!("{key} = "))),
