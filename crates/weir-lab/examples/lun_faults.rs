@@ -115,8 +115,8 @@ fn rounds(format: &str, rounds: u32, random: &mut Rng) -> Totals {
         history = load.into_history();
     }
     totals.fences = pool.luns.fenced().len();
-    let device = pool.luns.devices[0].clone();
-    let LunBench { bench, luns } = pool;
+    let device = pool.luns.path(1).to_owned();
+    let LunBench { bench, luns, .. } = pool;
     bench.lab.down().unwrap();
     run(Command::new("blockdev").arg("--setrw").arg(&device));
     match format {

@@ -89,7 +89,7 @@ fn two_dispatching_threads_cost_a_sequential_writer_more_than_nine_tenths() {
     assert!((230.0..400.0).contains(&before[3]), "a disk of 15 000 revolutions: {before:?}");
 }
 
-/// A few of the cases of `make confusion`.
+/// Two of the cases of `make confusion`.
 ///
 /// On a machine that others keep busy the finder may see that before it sees what was planted, and says so: that is true.
 /// Anything else that was not planted is wrong.
@@ -97,7 +97,7 @@ fn two_dispatching_threads_cost_a_sequential_writer_more_than_nine_tenths() {
 fn the_finder_names_what_was_planted() {
     let _turn = alone();
     let programs = Programs { weir: program().to_owned(), node: NODE.into(), reports: None };
-    let cases: Vec<_> = [Plant::OrderLost, Plant::LongLink, Plant::OneInFlight]
+    let cases: Vec<_> = [Plant::OrderLost, Plant::OneInFlight]
         .into_iter()
         .map(|plant| confusion::run(plant, &programs, 1).unwrap())
         .collect();

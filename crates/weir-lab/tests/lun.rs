@@ -6,17 +6,8 @@ mod common;
 use std::time::Duration;
 
 use common::lun::LunBench;
-use common::{Bench, DISK, alone, during, new_history, seed};
+use common::{DISK, alone, during, new_history, seed};
 use weir_block::Nanos;
-use weir_load::verifying::VerifyingLoad;
-
-fn judge(bench: &Bench, load: &mut VerifyingLoad, seed: u64) {
-    let mixed = load.found().clone();
-    assert_eq!(mixed.mismatches, 0, "seed {seed}, read under load: {:#?}{}", mixed.first, bench.logs());
-    let all = load.check_all().unwrap();
-    assert_eq!(all.mismatches, 0, "seed {seed}: {:#?}{}", all.first, bench.logs());
-    assert_eq!(load.progress().failed(), 0, "a guest saw an error (P9){}", bench.logs());
-}
 
 /// The disk is on each node in turn, the coordinator among them.
 fn every_node_serves(format: &str, policy: &str) {
@@ -31,7 +22,7 @@ fn every_node_serves(format: &str, policy: &str) {
         }
         bench.wait_effective();
         let (mut load, ()) = during(bench.load(history, seed), Duration::from_secs(2), || {});
-        judge(bench, &mut load, seed);
+        bench.judge(&mut load, seed);
         eprintln!(
             "{node}: {} acknowledged, coordinator {}",
             load.progress().acknowledged(),
@@ -78,7 +69,7 @@ fn the_coordinators_host_crashes_under_load() {
         );
         assert_eq!(pool.luns.fenced(), std::slice::from_ref(&coordinator));
         assert_ne!(next, coordinator);
-        judge(&pool.bench, &mut load, seed);
+        pool.bench.judge(&mut load, seed);
     }
 }
 
@@ -102,5 +93,5 @@ fn an_owner_that_loses_its_path_goes_on_through_the_coordinator() {
         pool.luns.set_path(owner, true);
     });
     eprintln!("longest stall {:?}", load.progress().longest_stall());
-    judge(bench, &mut load, seed);
+    bench.judge(&mut load, seed);
 }

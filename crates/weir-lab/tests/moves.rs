@@ -10,7 +10,6 @@ use common::{Bench, DISK, alone, during, new_history, seed};
 use fastrand::Rng;
 use weir_block::Nanos;
 use weir_lab::REGISTRY;
-use weir_load::verifying::VerifyingLoad;
 use weir_nbd::Uri;
 use weir_nbd::client::{CommandFlags, Connection, NbdCommand, Options};
 use weir_nbd::protocol::error::ESHUTDOWN;
@@ -32,14 +31,6 @@ fn elsewhere(bench: &Bench, random: &mut Rng) -> String {
     others[random.usize(..others.len())].clone()
 }
 
-fn judge(bench: &Bench, load: &mut VerifyingLoad, seed: u64) {
-    let mixed = load.found().clone();
-    assert_eq!(mixed.mismatches, 0, "seed {seed}, read under load: {:#?}{}", mixed.first, bench.logs());
-    let all = load.check_all().unwrap();
-    assert_eq!(all.mismatches, 0, "seed {seed}: {:#?}{}", all.first, bench.logs());
-    assert_eq!(load.progress().failed(), 0, "a guest saw an error (P9){}", bench.logs());
-}
-
 fn moves_under_load(nodes: usize, policy: &str, moves: u32) {
     let _turn = alone();
     let seed = seed();
@@ -59,7 +50,7 @@ fn moves_under_load(nodes: usize, policy: &str, moves: u32) {
         assert!(load.progress().reconnects() > 0, "the load never noticed");
         let stall = load.progress().longest_stall();
         assert!(stall < LONGEST_STALL, "stalled for {stall:?}{}", bench.logs());
-        judge(&bench, &mut load, seed);
+        bench.judge(&mut load, seed);
         dirty.push(moved.dirty_bytes);
         stalls.push(stall);
         history = load.into_history();
@@ -259,7 +250,7 @@ fn clients_go_on_where_they_are_when_their_disk_stays() {
             stayed += 1;
             assert_eq!(load.progress().reconnects(), 0, "{}", bench.logs());
         }
-        judge(&bench, &mut load, seed);
+        bench.judge(&mut load, seed);
         history = load.into_history();
         // Nobody follows any more, whether it has moved or not.
         let _ = bench.lab.any_client().unwrap().follow(DISK, None);
@@ -293,7 +284,7 @@ fn dies_after_a_move(victim_is_new_owner: bool) {
         lab.kill(if victim_is_new_owner { &to } else { &former }).unwrap();
     });
     assert_eq!(bench.owner() == to, !victim_is_new_owner);
-    judge(&bench, &mut load, seed);
+    bench.judge(&mut load, seed);
     bench.wait_effective();
     bench.check_backing(&mut load.into_history());
 }

@@ -23,19 +23,24 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Puts a loop device on `file`. Needs root and `losetup` (util-linux).
+    /// Puts a loop device on `file`. Needs root, and `losetup` and `blockdev` (util-linux).
     ///
     /// FLUSH and FUA of the device become fsync of the file (Linux, `drivers/block/loop.c`).
     ///
     /// # Errors
-    /// `losetup` is missing or refuses.
+    /// One of them is missing or refuses.
     pub fn attach(file: &Path) -> Result<LoopDevice, LabError> {
-        let shown =
-            losetup(["--find".as_ref(), "--show".as_ref(), "--direct-io=on".as_ref(), file.as_os_str()])?;
+        let shown = run(
+            "losetup",
+            ["--find".as_ref(), "--show".as_ref(), "--direct-io=on".as_ref(), file.as_os_str()],
+        )?;
         let path = PathBuf::from(shown.trim());
         let file = backing_file(&path)
             .ok_or_else(|| LabError::Invalid(format!("{} was taken away at once", path.display())))?;
-        Ok(LoopDevice { path, file })
+        let device = LoopDevice { path, file };
+        // The kernel keeps what `blockdev --setro` has set, also while the device has no file.
+        run("blockdev", ["--setrw".as_ref(), device.path.as_os_str()])?;
+        Ok(device)
     }
 
     /// `/dev/loop` and a number.
@@ -49,7 +54,7 @@ impl LoopDevice {
     /// # Errors
     /// Something has the device open or mounted.
     pub fn detach(self) -> Result<(), LabError> {
-        losetup(["--detach".as_ref(), self.path.as_os_str()])?;
+        run("losetup", ["--detach".as_ref(), self.path.as_os_str()])?;
         let deadline = Nanos::now() + PATIENCE;
         // A device in use is not refused but kept until its last user goes, so the answer alone says little.
         while self.is_attached() {
@@ -69,23 +74,26 @@ impl LoopDevice {
     }
 }
 
-/// The file of a loop device; `None` when it has none (`loop/backing_file` in sysfs).
+/// The file of a loop device, also a deleted one; `None` when it has none (`loop/backing_file` in sysfs).
 fn backing_file(device: &Path) -> Option<String> {
     let name = device.file_name()?;
-    fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file")).ok()
+    let file = fs::read_to_string(Path::new("/sys/block").join(name).join("loop/backing_file")).ok()?;
+    let file = file.trim_end_matches('\n');
+    Some(file.strip_suffix(" (deleted)").unwrap_or(file).to_owned())
 }
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
         if self.is_attached() {
-            let _ = losetup(["--detach".as_ref(), self.path.as_os_str()]);
+            let _ = run("losetup", ["--detach".as_ref(), self.path.as_os_str()]);
         }
     }
 }
 
-fn losetup<const N: usize>(arguments: [&OsStr; N]) -> Result<String, LabError> {
-    let output = Command::new("losetup").args(arguments).stdin(Stdio::null()).output();
-    let output = output.map_err(LabError::system("running losetup (package `mount` or `util-linux`)"))?;
+fn run<const N: usize>(program: &'static str, arguments: [&OsStr; N]) -> Result<String, LabError> {
+    let output = Command::new(program).args(arguments).stdin(Stdio::null()).output();
+    let output =
+        output.map_err(LabError::system("running losetup or blockdev (package `mount` or `util-linux`)"))?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
         return Err(LabError::Invalid(format!("{said} (loop devices need root)")));

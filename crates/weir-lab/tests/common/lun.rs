@@ -8,8 +8,10 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use tempfile::TempDir;
 use weir_block::Nanos;
 use weir_lab::process::ProcessState;
+use weir_lab::volatile_disk::LoopDevice;
 use weir_lab::{Lab, LabConfig};
 use weir_node::api::{CreateVolume, LunView, Medium};
 
@@ -24,7 +26,7 @@ static NOLOGFLUSH: u32 = 2;
 
 /// The nodes' paths to one image; ended on drop.
 pub struct Luns {
-    pub devices: Vec<PathBuf>,
+    devices: Vec<LoopDevice>,
     directory: PathBuf,
 }
 
@@ -32,7 +34,7 @@ impl Luns {
     fn new(directory: &Path, nodes: usize) -> Luns {
         let image = directory.join("lun");
         File::create(&image).unwrap().set_len(LUN).unwrap();
-        let devices = (0..nodes).map(|_| attach(&image)).collect();
+        let devices = (0..nodes).map(|_| LoopDevice::attach(&image).unwrap()).collect();
         Luns { devices, directory: directory.to_owned() }
     }
 
@@ -43,7 +45,7 @@ impl Luns {
             .devices
             .iter()
             .enumerate()
-            .map(|(index, device)| format!("  n{}) device={} ;;\n", index + 1, device.display()))
+            .map(|(index, device)| format!("  n{}) device={} ;;\n", index + 1, device.path().display()))
             .collect();
         let log = self.directory.join("fences");
         let script = format!(
@@ -56,6 +58,11 @@ impl Luns {
         path
     }
 
+    /// The path of a node, from 1.
+    pub fn path(&self, node: usize) -> &Path {
+        self.devices[node - 1].path()
+    }
+
     /// Nodes that were fenced, in order.
     pub fn fenced(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.directory.join("fences")).unwrap_or_default();
@@ -65,26 +72,17 @@ impl Luns {
     /// A node's path takes writes, or does not.
     pub fn set_path(&self, node: usize, is_there: bool) {
         let how = if is_there { "--setrw" } else { "--setro" };
-        run(Command::new("blockdev").arg(how).arg(&self.devices[node - 1]));
+        run(Command::new("blockdev").arg(how).arg(self.path(node)));
     }
 }
 
 impl Drop for Luns {
     fn drop(&mut self) {
         for device in &self.devices {
-            let _ = Command::new("losetup").arg("-d").arg(device).status();
+            // Whoever gets the device next could not write to it.
+            let _ = Command::new("blockdev").arg("--setrw").arg(device.path()).status();
         }
     }
-}
-
-fn attach(image: &Path) -> PathBuf {
-    let output =
-        Command::new("losetup").args(["--direct-io=on", "-f", "--show"]).arg(image).output().unwrap();
-    assert!(output.status.success(), "{output:?}");
-    let device = PathBuf::from(String::from_utf8(output.stdout).unwrap().trim());
-    // A test that failed may have left it read-only.
-    run(Command::new("blockdev").arg("--setrw").arg(&device));
-    device
 }
 
 pub fn run(command: &mut Command) {
@@ -94,9 +92,11 @@ pub fn run(command: &mut Command) {
 
 /// A lab with a disk on such a volume, formatted by Weir.
 pub struct LunBench {
-    // The lab ends before its devices.
+    // The lab ends before its devices, and before its files.
     pub bench: Bench,
     pub luns: Luns,
+    /// Of the lab.
+    _files: TempDir,
 }
 
 impl LunBench {
@@ -104,10 +104,12 @@ impl LunBench {
         // Its image is on a disk's filesystem: loop devices with direct I/O.
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let luns = Luns::new(directory.path(), nodes);
-        let mut config = LabConfig::new(tempfile_path(directory.path()), program());
+        // Short, for the paths of sockets.
+        let files = tempfile::tempdir().unwrap();
+        let mut config = LabConfig::new(files.path().join("lab"), program());
         config.nodes = nodes;
         config.lease_ttl = Duration::from_secs(1);
-        config.luns = luns.devices.clone();
+        config.luns = (1..=nodes).map(|node| luns.path(node).to_owned()).collect();
         config.fence_command = Some(luns.fence_command());
         tune(&mut config);
         let lab = Lab::up(&config).unwrap();
@@ -115,7 +117,7 @@ impl LunBench {
         let mut wanted = CreateVolume {
             name: "pool".into(),
             kind: "lun".into(),
-            path: luns.devices[0].clone(),
+            path: luns.path(1).to_owned(),
             format: Some(format.into()),
             identity: None,
         };
@@ -125,7 +127,7 @@ impl LunBench {
         wanted.identity = plan.identity;
         client.create_volume(&wanted).unwrap();
         let bench = Bench { lab, directory, medium: Medium::Ram, etcd: None };
-        let bench = LunBench { bench, luns };
+        let bench = LunBench { bench, luns, _files: files };
         bench.coordinator();
         bench.bench.create(super::DISK, policy);
         bench.bench.wait_effective();
@@ -162,7 +164,7 @@ impl LunBench {
     pub fn crash(&mut self, node: &str) -> bool {
         let process = self.bench.lab.process(node).unwrap().unwrap();
         let number: usize = node[1..].parse().unwrap();
-        let device = std::fs::metadata(&self.luns.devices[number - 1]).unwrap().rdev();
+        let device = std::fs::metadata(self.luns.path(number)).unwrap().rdev();
         let descriptors = std::fs::read_dir(format!("/proc/{}/fd", process.pid)).unwrap().flatten();
         // Any file of that filesystem: its root, for one.
         let mut own = descriptors
@@ -175,12 +177,4 @@ impl LunBench {
         self.bench.lab.kill(node).unwrap();
         was_mounted
     }
-}
-
-/// Short, for the paths of sockets.
-fn tempfile_path(_directory: &Path) -> PathBuf {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("lab");
-    let _kept = directory.keep();
-    path
 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_lab::process::ProcessState;
 use weir_lab::{Lab, LabConfig, LabFlash};
+use weir_load::summary::Verification;
 use weir_load::verify::{Atomicity, History, Initial, Layout};
 use weir_load::verifying::{Locate, Settings, VerifyingLoad};
 use weir_load::workload::Span;
@@ -220,6 +221,17 @@ impl Bench {
             ..Settings::default()
         };
         VerifyingLoad::new(history, settings, self.locate())
+    }
+
+    /// After a load: it has read what it wrote, everything is still there, and no guest saw an error. Returns what the check of
+    /// all blocks found.
+    pub fn judge(&self, load: &mut VerifyingLoad, seed: u64) -> Verification {
+        let mixed = load.found().clone();
+        assert_eq!(mixed.mismatches, 0, "seed {seed}, read under load: {:#?}{}", mixed.first, self.logs());
+        let all = load.check_all().unwrap();
+        assert_eq!(all.mismatches, 0, "seed {seed}: {:#?}{}", all.first, self.logs());
+        assert_eq!(load.progress().failed(), 0, "a guest saw an error (P9){}", self.logs());
+        all
     }
 
     /// Reads the backing itself: once everything is destaged, it is the disk.

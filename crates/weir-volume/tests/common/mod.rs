@@ -172,6 +172,8 @@ impl LoopDevice {
 
 impl Drop for LoopDevice {
     fn drop(&mut self) {
+        // The kernel keeps it, and whoever gets the device next could not write to it.
+        let _ = Command::new("blockdev").arg("--setrw").arg(&self.device).status();
         let _ = Command::new("losetup").arg("-d").arg(&self.device).status();
     }
 }
