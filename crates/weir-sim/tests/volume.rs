@@ -8,17 +8,16 @@ const THREADS: usize = 2;
 
 #[test]
 fn invariants_hold() {
-    let violations = many(0..20_000, THREADS, None);
+    let violations = many(0..10_000, THREADS, None);
     assert!(violations.is_empty(), "{:?}", violations.first());
 }
 
 #[test]
 fn every_planted_bug_is_found() {
-    let missed: Vec<&str> = Bug::FILES
-        .into_iter()
-        .filter(|bug| many(0..3_000, THREADS, Some(*bug)).is_empty())
-        .map(Bug::name)
-        .collect();
+    // Most are found by the first seeds.
+    let is_found =
+        |bug| (0..3_000).step_by(200).any(|from| !many(from..from + 200, THREADS, Some(bug)).is_empty());
+    let missed: Vec<&str> = Bug::FILES.into_iter().filter(|bug| !is_found(*bug)).map(Bug::name).collect();
     assert!(missed.is_empty(), "{missed:?}");
 }
 
@@ -55,7 +54,7 @@ fn everything_is_done_that_the_invariants_are_about() {
 
 #[test]
 fn one_node_coordinates_and_no_former_one_writes() {
-    let violations = claims::many(0..50_000, THREADS, None);
+    let violations = claims::many(0..20_000, THREADS, None);
     assert!(violations.is_empty(), "{:?}", violations.first());
 }
 
