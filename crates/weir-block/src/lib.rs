@@ -7,6 +7,7 @@ pub mod buffer;
 pub mod clock;
 pub mod error;
 pub mod group;
+pub mod hash;
 pub mod layer;
 pub mod meter;
 pub mod metered;

@@ -5,6 +5,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use weir_block::hash::{FNV_BASIS, fnv1a};
+
 use crate::records::{DiskRecord, Mode, NodeRecord, NodeRef, Policy, Spread};
 use crate::right::MAX_GUARDS;
 
@@ -321,10 +323,7 @@ fn load_class(load: u64) -> u32 {
 fn weight<'a>(disk: &str, node: &'a str) -> (u64, &'a str) {
     // FNV-1a, then a finalizer, because FNV alone hardly mixes the last bytes into the high bits. Own code because nodes of all
     // builds must agree.
-    let bytes = disk.bytes().chain([0]).chain(node.bytes());
-    let mut hash = bytes.fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let mut hash = fnv1a(FNV_BASIS, disk.bytes().chain([0]).chain(node.bytes()));
     hash = (hash ^ (hash >> 33)).wrapping_mul(0xff51_afd7_ed55_8ccd);
     hash = (hash ^ (hash >> 33)).wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     (hash ^ (hash >> 33), node)

@@ -379,7 +379,7 @@ pub struct LunView {
     pub mounts: Vec<String>,
     /// The asked node's part: `absent`, `claiming`, `fencing`, `mounting`, `serving` or `draining`.
     pub phase: String,
-    /// What the operator should know; empty if all is well.
+    /// A problem that the operator should know of; empty if there is none.
     pub notice: String,
     /// How a node is kept from the LUN: `fence-command` or `operator`.
     pub fencing: String,
@@ -485,7 +485,7 @@ impl CreateVolume {
     }
 }
 
-/// What would be done to make a volume.
+/// The steps that Weir would take to make a volume.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.volume-plan/1")]
 pub struct VolumePlan {
@@ -509,7 +509,7 @@ pub struct ConfirmFenced {
     pub dry_run: bool,
 }
 
-/// What the operator's word has done, or would do.
+/// The effect of the operator's confirmation, or its preview.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.confirmed-fenced/1")]
 pub struct ConfirmedFenced {

@@ -191,7 +191,7 @@ impl DirVolume {
 
     /// Creates a sparse disk of `size` bytes (a multiple of 4096) that reads as zeroes. On return it is durable. After a failure
     /// its file may exist: only the caller knows whether it still owns the path, and then removes it with
-    /// [`DirVolume::delete_unwritten`].
+    /// [`DiskFiles::delete_unwritten`](crate::disk_files::DiskFiles::delete_unwritten).
     ///
     /// # Errors
     /// [`VolumeError::Exists`], [`VolumeError::InvalidName`], [`VolumeError::InvalidSize`], [`VolumeError::NoSpace`],
@@ -255,18 +255,6 @@ impl DirVolume {
         match self.delete(name) {
             Err(VolumeError::NotFound(_)) => self.sync_directory(),
             result => result,
-        }
-    }
-
-    /// Deletes a disk that was created and never written, if it exists. A file with data stays.
-    ///
-    /// # Errors
-    /// As [`DirVolume::delete_if_there`].
-    pub fn delete_unwritten(&self, name: &str) -> Result<(), VolumeError> {
-        match self.allocated(name) {
-            Ok(0) => self.delete_if_there(name),
-            Ok(_) | Err(VolumeError::NotFound(_) | VolumeError::NotABacking(_)) => Ok(()),
-            Err(error) => Err(error),
         }
     }
 

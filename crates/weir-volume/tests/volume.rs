@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Mount, reactor, scratch};
 use weir_block::{Engine, Layer};
+use weir_volume::disk_files::DiskFiles;
 use weir_volume::{BackingOptions, DirVolume, FileBacking, OpenedFile, VolumeError};
 
 const MIB: u64 = 1 << 20;

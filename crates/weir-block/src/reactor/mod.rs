@@ -53,6 +53,14 @@ pub enum WriteSource {
 }
 
 impl WriteSource {
+    /// `length` zeroes: as many times the region `zeroes`, which holds nothing else. A write takes at most 1,024 pieces (`IOV_MAX`).
+    #[must_use]
+    pub fn zeroes(zeroes: &Rc<Region>, length: u64) -> WriteSource {
+        let piece = zeroes.len();
+        let pieces = (0..length).step_by(piece).map(|at| (0, piece.min((length - at) as usize)));
+        WriteSource::Gather(Rc::clone(zeroes), pieces.collect())
+    }
+
     /// The pieces of memory, in order.
     pub fn vectors(&self) -> impl Iterator<Item = libc::iovec> {
         let whole = |buffer: &Buffer| vector(buffer.bytes());

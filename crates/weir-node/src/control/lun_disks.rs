@@ -82,11 +82,10 @@ pub fn fenced(node: &Node, disk: &str) {
     }
 }
 
-/// The disks of a volume that are open here.
+/// The disks of a volume that are open here, or may be about to be: this process owns them.
 fn open_here(node: &Node, volume: &str) -> Vec<String> {
     let disks = node.records.disks.now();
     let of_volume = disks.values().filter(|record| record.volume == volume);
-    // Whether it is open, its shard knows.
     let me = node.session.node_ref();
     let own = of_volume
         .filter(|record| record.owner.as_ref() == Some(&me) || node.here.get(&record.name).is_some());

@@ -215,7 +215,8 @@ struct KnownStates {
     is_reported: bool,
 }
 
-fn short<'a>(key: &'a str, prefix: &str) -> &'a str {
+/// A key without its prefix.
+pub fn short<'a>(key: &'a str, prefix: &str) -> &'a str {
     key.strip_prefix(prefix).unwrap_or(key)
 }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use weir_block::Nanos;
+use weir_block::hash::{FNV_BASIS, fnv1a};
 use weir_cluster::records::{CoordinatorRecord, NodeRef};
 
 /// The time that each node gets before the next one's turn.
@@ -66,9 +67,7 @@ fn rank(situation: &Situation<'_>) -> u32 {
 
 /// The order of the nodes for a volume (rendezvous hashing; Thaler and Ravishankar 1998).
 fn weight(volume: u64, node: &str) -> u64 {
-    let hash = node.bytes().fold(volume ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-    });
+    let hash = fnv1a(volume ^ FNV_BASIS, node.bytes());
     (hash ^ hash >> 32).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 

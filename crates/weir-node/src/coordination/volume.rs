@@ -7,7 +7,10 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use weir_block::Nanos;
-use weir_cluster::records::{CoordinatorRecord, LunRecord, NodeRef, Record as _, VolumeRecord, keys};
+use weir_block::hash::{FNV_BASIS, fnv1a};
+use weir_cluster::records::{
+    CoordinatorRecord, LunRecord, NodeRecord, NodeRef, Record as _, VolumeRecord, keys,
+};
 use weir_cluster::registry::{RegistryError, Transaction};
 use weir_cluster::view::{Seen, View};
 use weir_volume::Mark;
@@ -18,6 +21,7 @@ use weir_volume::lun::shell::{Answer, Host, Output, Shell};
 
 use super::find::find;
 use super::turn::{Situation, Turn};
+use crate::control::registry_copy::short;
 use crate::control::{Node, lun_disks};
 
 /// Pause between two looks for the LUN, and the rhythm of decisions.
@@ -30,9 +34,7 @@ const UNANSWERED: Duration = Duration::from_secs(1);
 /// The number of a host, by which heartbeats and the fence command know it. The name of a node is its own for as long as the cluster
 /// lasts.
 fn number(node: &str) -> u64 {
-    // FNV-1a.
-    node.bytes()
-        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    fnv1a(FNV_BASIS, node.bytes())
 }
 
 fn process(node: &NodeRef) -> Process<u64> {
@@ -171,22 +173,25 @@ impl Task {
         keys::coordinator(self.volume.id)
     }
 
-    fn short(&self) -> String {
-        format!("{:016x}", self.volume.id)
+    fn seen(&self, records: &View<CoordinatorRecord>) -> Seen<CoordinatorRecord> {
+        records.now().seen(short(&self.key(), keys::COORDINATORS))
     }
 
-    fn seen(&self, records: &View<CoordinatorRecord>) -> Option<(u64, CoordinatorRecord)> {
-        match records.now().seen(&self.short()) {
+    fn readable(&self, records: &View<CoordinatorRecord>) -> Option<(u64, CoordinatorRecord)> {
+        match self.seen(records) {
             Seen::Record { revision, record } => Some((revision, record)),
             Seen::Nothing | Seen::Unreadable { .. } => None,
         }
     }
 
     fn see(&mut self, records: &View<CoordinatorRecord>) {
-        if let Seen::Unreadable { error, .. } = records.now().seen(&self.short()) {
-            return self.notice(format!("the record of its coordinator cannot be read: {error}"));
-        }
-        let Some((revision, record)) = self.seen(records) else { return };
+        let (revision, record) = match self.seen(records) {
+            Seen::Record { revision, record } => (revision, record),
+            Seen::Unreadable { error, .. } => {
+                return self.notice(format!("the record of its coordinator cannot be read: {error}"));
+            }
+            Seen::Nothing => return,
+        };
         self.known = record.mounts.iter().chain(&record.coordinator).cloned().collect();
         let coordinator = record.coordinator.clone();
         if self.node.coordinators.get(&self.volume.name).coordinator != coordinator {
@@ -206,7 +211,7 @@ impl Task {
     }
 
     fn decide(&mut self, records: &View<CoordinatorRecord>, stops: bool) {
-        let seen = self.seen(records);
+        let seen = self.readable(records);
         let revision = seen.as_ref().map_or(0, |(revision, _)| *revision);
         let live: BTreeSet<NodeRef> = self.live();
         let situation = Situation {
@@ -223,7 +228,7 @@ impl Task {
 
     fn live(&self) -> BTreeSet<NodeRef> {
         let nodes = self.node.records.nodes.now();
-        nodes.values().map(|record| NodeRef::new(record.name.clone(), record.incarnation)).collect()
+        nodes.values().map(NodeRecord::node_ref).collect()
     }
 
     /// Nothing is mounted here, and the record does not name this process.
@@ -233,7 +238,7 @@ impl Task {
             record.mounts.contains(&me) || record.coordinator.as_ref() == Some(&me)
         };
         self.shell.phase() == Phase::Absent
-            && !self.seen(records).is_some_and(|(_, record)| names_me(&record))
+            && !self.readable(records).is_some_and(|(_, record)| names_me(&record))
     }
 
     fn step(&mut self, event: Event<u64>) {

@@ -363,8 +363,7 @@ impl Disk {
     pub fn new_route(&mut self) -> Option<String> {
         let now = self.look().lower().inner().route()?;
         // Changes with every other request.
-        let reasons = now.reasons.iter().filter(|reason| *reason != Reason::UnallocatedExtent);
-        let reasons: Reasons = reasons.fold(Reasons::default(), |set, reason| set.with(reason, true));
+        let reasons = now.reasons.without(Reason::UnallocatedExtent);
         let before = self.route.replace((now.state, reasons));
         if before.is_none_or(|before| before == (now.state, reasons)) {
             return None;

@@ -3,7 +3,7 @@
 use weir_block::{Buffer, OwnerId, Reactor, SharedFile, Token, WriteSource};
 
 /// Starts operations on the reactor; their events carry `owner` and the slot.
-pub(super) struct UringEngine {
+pub(crate) struct UringEngine {
     file: SharedFile,
     owner: OwnerId,
 }

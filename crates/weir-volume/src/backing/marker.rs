@@ -14,6 +14,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use weir_block::hash::{FNV_BASIS, fnv1a};
+
 use super::filesystem::Filesystem;
 use crate::error::VolumeError;
 
@@ -44,10 +46,8 @@ impl Mark {
     /// The mark of the process with this unique name. All builds of Weir compute the same mark.
     #[must_use]
     pub fn of(process: &str) -> Mark {
-        // FNV-1a. On a collision two processes only wait for each other's I/O.
-        let hash = process.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3)
-        });
+        // On a collision two processes only wait for each other's I/O.
+        let hash = fnv1a(FNV_BASIS, process.bytes());
         Mark { byte: FIRST | (hash & (FIRST - 1)) }
     }
 

@@ -1,7 +1,7 @@
 //! A file or a block device as the lowest layer.
 
 mod engine_sync;
-mod engine_uring;
+pub(crate) mod engine_uring;
 mod extents;
 mod filesystem;
 mod lookups;
@@ -311,7 +311,7 @@ impl FileBacking {
             (Some(mode), Engine::Uring(engine)) => engine.allocate(reactor, slot, mode, offset, length),
             (Some(mode), Engine::Sync(engine)) => engine.allocate(slot, mode, offset, length),
             (None, Engine::Uring(engine)) => {
-                let source = WriteSource::Gather(Rc::clone(&self.zeroes), vec![(0, length as usize)]);
+                let source = WriteSource::zeroes(&self.zeroes, length);
                 engine.write(reactor, slot, offset, source, false);
             }
             (None, Engine::Sync(engine)) => {

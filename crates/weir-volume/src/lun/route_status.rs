@@ -80,6 +80,12 @@ impl Reasons {
         if holds { Reasons(self.0 | 1 << reason as u8) } else { self }
     }
 
+    /// Without one.
+    #[must_use]
+    pub const fn without(self, reason: Reason) -> Reasons {
+        Reasons(self.0 & !(1 << reason as u8))
+    }
+
     /// All of them.
     pub fn iter(self) -> impl Iterator<Item = Reason> {
         Reason::ALL.into_iter().filter(move |reason| self.0 & 1 << *reason as u8 != 0)
@@ -120,6 +126,8 @@ mod tests {
     fn a_set_has_what_was_put_in() {
         let set = Reasons::default().with(Reason::Fenced, true).with(Reason::UserRequest, false);
         assert_eq!(set.iter().collect::<Vec<_>>(), [Reason::Fenced]);
+        assert_eq!(set.without(Reason::UserRequest), set);
+        assert_eq!(set.without(Reason::Fenced), Reasons::default());
         let all = Reason::ALL.into_iter().fold(Reasons::default(), |set, reason| set.with(reason, true));
         assert_eq!(all.iter().count(), Reason::ALL.len());
         let benign: Vec<&str> = all.iter().filter(|one| one.is_benign()).map(Reason::name).collect();

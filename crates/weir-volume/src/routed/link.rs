@@ -5,9 +5,10 @@ use std::io;
 use std::rc::Rc;
 
 use weir_block::{BufferPool, Event, Interest, Reactor, Stream, Token};
-use weir_net::{Channel, ChannelError};
+use weir_net::ChannelError;
 
-use crate::lun::redirect::wire::{self, LARGEST, WireError};
+use crate::lun::redirect::connection::Connection;
+use crate::lun::redirect::wire::{self, WireError};
 use crate::lun::redirect::{ToCoordinator, ToOwner};
 use crate::lun::serving::{PIECE, ServedDisk};
 
@@ -48,14 +49,7 @@ pub enum Link {
     None,
     /// The coordinator's side of the disk, which this one drives, and the number of the connection.
     Here(Rc<RefCell<ServedDisk>>, u64),
-    Remote(Box<Remote>),
-}
-
-pub struct Remote {
-    channel: Channel,
-    slot: u32,
-    /// More may have arrived than was taken.
-    more: bool,
+    Remote(Box<Connection>),
 }
 
 impl Link {
@@ -65,8 +59,7 @@ impl Link {
     }
 
     pub fn remote(reactor: &mut Reactor, stream: Stream, token: Token) -> io::Result<Link> {
-        let channel = Channel::new(stream, token, None, &[], reactor)?;
-        Ok(Link::Remote(Box::new(Remote { channel, slot: token.slot, more: true })))
+        Ok(Link::Remote(Box::new(Connection::new(reactor, stream, token)?)))
     }
 
     pub fn is_there(&self) -> bool {
@@ -77,16 +70,13 @@ impl Link {
         match self {
             Link::None => {}
             Link::Here(served, _) => served.borrow_mut().hear(reactor, message),
-            Link::Remote(remote) => wire::encode_to_coordinator(message).queue(&mut remote.channel),
+            Link::Remote(remote) => remote.send(wire::encode_to_coordinator(message)),
         }
     }
 
     pub fn on_event(&mut self, slot: u32, interest: Interest) {
-        if let Link::Remote(remote) = self
-            && remote.slot == slot
-        {
-            remote.channel.on_event(interest);
-            remote.more |= interest == Interest::Read;
+        if let Link::Remote(remote) = self {
+            remote.on_event(slot, interest);
         }
     }
 
@@ -116,18 +106,7 @@ impl Link {
                 let more = !messages.is_empty();
                 Ok((messages, more))
             }
-            Link::Remote(remote) => {
-                let mut messages = Vec::new();
-                // One call takes at most a full receive buffer, and a buffer of the pool is at most twice as large as its data.
-                if !remote.more || pool.lent() + 4 * LARGEST > pool.limit() {
-                    return Ok((messages, false));
-                }
-                remote.more = remote.channel.receive(reactor, |frame| {
-                    messages.push(wire::decode_to_owner(frame, pool)?);
-                    Ok::<(), LinkError>(())
-                })?;
-                Ok((messages, remote.more))
-            }
+            Link::Remote(remote) => remote.receive(reactor, pool, wire::decode_to_owner),
         }
     }
 
@@ -136,13 +115,13 @@ impl Link {
         match self {
             Link::None => false,
             Link::Here(served, _) => served.borrow().waits(),
-            Link::Remote(remote) => remote.more,
+            Link::Remote(remote) => remote.has_more(),
         }
     }
 
     pub fn flush(&mut self, reactor: &mut Reactor) -> Result<(), LinkError> {
         match self {
-            Link::Remote(remote) => Ok(remote.channel.flush(reactor)?),
+            Link::Remote(remote) => Ok(remote.flush(reactor)?),
             Link::None | Link::Here(..) => Ok(()),
         }
     }
@@ -151,7 +130,7 @@ impl Link {
         match self {
             Link::None => {}
             Link::Here(served, connection) => served.borrow_mut().disconnect_here(reactor, *connection),
-            Link::Remote(remote) => remote.channel.close(reactor),
+            Link::Remote(remote) => remote.close(reactor),
         }
         *self = Link::None;
     }

@@ -24,6 +24,7 @@ use weir_block::{
     SharedFile, Stream, Tag, Token,
 };
 
+use crate::backing::engine_uring::UringEngine;
 use crate::error::VolumeError;
 use crate::interface::{Backing, CoordinatorWay, SharedDisk};
 use crate::lun::leases::Lease;
@@ -72,7 +73,7 @@ pub struct RoutedBacking {
     /// The time at which a coordinator is asked for again.
     ask_at: Nanos,
     /// This node's path, if it has one.
-    lun: Option<SharedFile>,
+    lun: Option<UringEngine>,
     /// The LUN has refused this node's I/O: it is fenced until it is told otherwise.
     fenced: bool,
     /// Nobody has heard of that yet.
@@ -138,7 +139,7 @@ impl RoutedBacking {
             depth: options.depth.max(1),
             epoch: 0,
             ask_at: Nanos(0),
-            lun: lun.map(SharedFile::new),
+            lun: lun.map(|lun| UringEngine::new(SharedFile::new(lun), id)),
             fenced: false,
             newly_fenced: false,
             probe_at: Nanos::NEVER,
@@ -167,12 +168,6 @@ impl RoutedBacking {
     #[must_use]
     pub fn counts(&self) -> RouteCounts {
         self.counts
-    }
-
-    /// This node reaches the LUN, as far as it knows.
-    #[must_use]
-    pub fn has_path(&self) -> bool {
-        self.core.has_path()
     }
 
     /// A coordinator is there.
@@ -359,7 +354,7 @@ impl RoutedBacking {
         self.probe_at = now + PROBE_EVERY;
         let (Some(lun), Some(buffer)) = (&self.lun, self.memory(4096)) else { return };
         self.probe_at = Nanos::NEVER;
-        reactor.read(lun, 0, buffer, Token { owner: self.id, slot: PROBE });
+        lun.read(reactor, PROBE, 0, buffer);
     }
 
     fn probed(&mut self, reactor: &mut Reactor, is_there: bool) {

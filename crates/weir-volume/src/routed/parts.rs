@@ -1,6 +1,6 @@
 //! Parts of requests on the LUN, by this node or by the coordinator.
 
-use weir_block::{Buffer, IoError, Reactor, RequestKind, Token};
+use weir_block::{Buffer, IoError, Reactor, RequestKind};
 
 use super::link::LinkError;
 use super::{PROBE_EVERY, RoutedBacking};
@@ -39,7 +39,7 @@ impl RoutedBacking {
     }
 
     pub(super) fn begin_direct(&mut self, reactor: &mut Reactor, id: u64, piece: Piece) -> bool {
-        let (Some(lun), Lease::ReadWrite(at) | Lease::ReadOnly(at)) = (self.lun.clone(), piece.lease) else {
+        let (true, Lease::ReadWrite(at) | Lease::ReadOnly(at)) = (self.lun.is_some(), piece.lease) else {
             self.step(reactor, router::Event::Answered { id, ok: false });
             return true;
         };
@@ -51,14 +51,14 @@ impl RoutedBacking {
                 return false;
             };
             let (slot, _) = self.insert(id, range, Route::Direct, is_whole);
-            reactor.read(&lun, at, buffer, Token { owner: self.id, slot });
+            if let Some(lun) = &self.lun {
+                lun.read(reactor, slot, at, buffer);
+            }
         } else {
             let (durable, source) = (pending.durable, pending.source_of(range, &self.zeroes));
             let (slot, _) = self.insert(id, range, Route::Direct, is_whole);
-            let token = Token { owner: self.id, slot };
-            match durable {
-                true => reactor.write_durable(&lun, at, source, token),
-                false => reactor.write(&lun, at, source, token),
+            if let Some(lun) = &self.lun {
+                lun.write(reactor, slot, at, source, durable);
             }
         }
         self.counts.direct += 1;
@@ -91,7 +91,7 @@ impl RoutedBacking {
     pub(super) fn begin_flush(&mut self, reactor: &mut Reactor, id: u64, route: Route) -> bool {
         let (slot, number) = self.insert(id, (0, 0), route, true);
         match (route, &self.lun) {
-            (Route::Direct, Some(lun)) => reactor.sync(lun, Token { owner: self.id, slot }),
+            (Route::Direct, Some(lun)) => lun.sync(reactor, slot),
             (Route::Direct, None) => {
                 self.parts.remove(slot as usize);
                 self.step(reactor, router::Event::Answered { id, ok: false });

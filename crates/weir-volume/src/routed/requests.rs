@@ -4,8 +4,8 @@ use std::rc::Rc;
 
 use weir_block::{Buffer, Region, RequestKind, Tag, WriteSource};
 
+use super::RoutedBacking;
 use super::link::LinkError;
-use super::{RoutedBacking, ZEROES};
 use crate::lun::redirect::Data;
 use crate::lun::router::Range;
 
@@ -50,10 +50,7 @@ impl Pending {
             Source::Gather(region, pieces) => {
                 WriteSource::Gather(Rc::clone(region), slice(pieces, skip, length).collect())
             }
-            Source::Zeroes | Source::None => {
-                let pieces = (0..length).step_by(ZEROES).map(|at| (0, ZEROES.min(length - at)));
-                WriteSource::Gather(Rc::clone(zeroes), pieces.collect())
-            }
+            Source::Zeroes | Source::None => WriteSource::zeroes(zeroes, length as u64),
         }
     }
 }

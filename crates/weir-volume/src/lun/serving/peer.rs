@@ -4,9 +4,10 @@ use std::collections::VecDeque;
 use std::io;
 
 use weir_block::{BufferPool, Interest, Reactor, Stream, Token};
-use weir_net::{Channel, ChannelError};
+use weir_net::ChannelError;
 
-use crate::lun::redirect::wire::{self, LARGEST, WireError};
+use crate::lun::redirect::connection::Connection;
+use crate::lun::redirect::wire::{self, WireError};
 use crate::lun::redirect::{ToCoordinator, ToOwner};
 
 /// Why a connection has ended.
@@ -43,32 +44,24 @@ enum Stage {
 pub enum Peer {
     None,
     /// On this shard.
-    Here(Connection<VecDeque<ToOwner>>),
+    Here(Staged<VecDeque<ToOwner>>),
     /// From another node.
-    Remote(Box<Connection<Remote>>),
+    Remote(Box<Staged<Connection>>),
 }
 
-pub struct Connection<T> {
+pub struct Staged<T> {
     way: T,
     stage: Stage,
 }
 
-pub struct Remote {
-    channel: Channel,
-    slot: u32,
-    /// More may have arrived than was taken.
-    more: bool,
-}
-
 impl Peer {
     pub fn here() -> Peer {
-        Peer::Here(Connection { way: VecDeque::new(), stage: Stage::New })
+        Peer::Here(Staged { way: VecDeque::new(), stage: Stage::New })
     }
 
     pub fn remote(reactor: &mut Reactor, stream: Stream, token: Token) -> io::Result<Peer> {
-        let channel = Channel::new(stream, token, None, &[], reactor)?;
-        let way = Remote { channel, slot: token.slot, more: true };
-        Ok(Peer::Remote(Box::new(Connection { way, stage: Stage::New })))
+        let way = Connection::new(reactor, stream, token)?;
+        Ok(Peer::Remote(Box::new(Staged { way, stage: Stage::New })))
     }
 
     pub fn is_there(&self) -> bool {
@@ -78,8 +71,8 @@ impl Peer {
     fn stage(&mut self) -> Option<&mut Stage> {
         match self {
             Peer::None => None,
-            Peer::Here(connection) => Some(&mut connection.stage),
-            Peer::Remote(connection) => Some(&mut connection.stage),
+            Peer::Here(owner) => Some(&mut owner.stage),
+            Peer::Remote(owner) => Some(&mut owner.stage),
         }
     }
 
@@ -100,28 +93,24 @@ impl Peer {
     }
 
     pub fn on_event(&mut self, slot: u32, interest: Interest) {
-        if let Peer::Remote(connection) = self
-            && connection.way.slot == slot
-        {
-            connection.way.channel.on_event(interest);
-            connection.way.more |= interest == Interest::Read;
+        if let Peer::Remote(owner) = self {
+            owner.way.on_event(slot, interest);
         }
     }
 
     pub fn send(&mut self, message: ToOwner) {
         match self {
             Peer::None => {}
-            Peer::Here(connection) => connection.way.push_back(message),
-            Peer::Remote(connection) => {
-                let frames = wire::encode_to_owner(message).into_iter();
-                frames.for_each(|frame| frame.queue(&mut connection.way.channel));
+            Peer::Here(owner) => owner.way.push_back(message),
+            Peer::Remote(owner) => {
+                wire::encode_to_owner(message).into_iter().for_each(|frame| owner.way.send(frame));
             }
         }
     }
 
     pub fn outbox(&mut self) -> impl Iterator<Item = ToOwner> + use<'_> {
         let outbox = match self {
-            Peer::Here(connection) => Some(&mut connection.way),
+            Peer::Here(owner) => Some(&mut owner.way),
             Peer::None | Peer::Remote(_) => None,
         };
         outbox.into_iter().flat_map(|outbox| outbox.drain(..))
@@ -134,36 +123,30 @@ impl Peer {
         reactor: &mut Reactor,
         pool: &BufferPool,
     ) -> Result<(Vec<ToCoordinator>, bool), PeerError> {
-        let mut messages = Vec::new();
-        // One call takes at most a full receive buffer, and a buffer of the pool is at most twice as large as its data.
-        let has_room = pool.lent() + 4 * LARGEST <= pool.limit();
-        let Peer::Remote(connection) = self else { return Ok((messages, false)) };
-        let Remote { channel, more, .. } = &mut connection.way;
-        if !*more || !has_room || channel.is_backed_up() {
-            return Ok((messages, false));
+        match self {
+            // An owner that sends much, and takes nothing, would have ever more answers waiting here.
+            Peer::Remote(owner) if !owner.way.is_backed_up() => {
+                owner.way.receive(reactor, pool, wire::decode_to_coordinator)
+            }
+            Peer::None | Peer::Here(_) | Peer::Remote(_) => Ok((Vec::new(), false)),
         }
-        *more = channel.receive(reactor, |frame| {
-            messages.push(wire::decode_to_coordinator(frame, pool)?);
-            Ok::<(), PeerError>(())
-        })?;
-        Ok((messages, *more))
     }
 
     /// More may have arrived than was taken.
     pub fn has_more(&self) -> bool {
-        matches!(self, Peer::Remote(connection) if connection.way.more)
+        matches!(self, Peer::Remote(owner) if owner.way.has_more())
     }
 
     pub fn flush(&mut self, reactor: &mut Reactor) -> Result<(), PeerError> {
         match self {
-            Peer::Remote(connection) => Ok(connection.way.channel.flush(reactor)?),
+            Peer::Remote(owner) => Ok(owner.way.flush(reactor)?),
             Peer::None | Peer::Here(_) => Ok(()),
         }
     }
 
     pub fn close(&mut self, reactor: &mut Reactor) {
-        if let Peer::Remote(connection) = self {
-            connection.way.channel.close(reactor);
+        if let Peer::Remote(owner) = self {
+            owner.way.close(reactor);
         }
         *self = Peer::None;
     }

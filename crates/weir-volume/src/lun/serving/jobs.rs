@@ -1,0 +1,302 @@
+//! The coordinator's jobs on a disk, from their begin to their end: I/O of the file and the LUN, and work for the threads.
+
+use std::sync::Arc;
+
+use weir_block::{Buffer, Code, ErrorKind, IoError, Reactor, WriteSource};
+
+use super::file_work::{Layout, WorkFile};
+use super::{Done, Flush, PANICKED, ServedDisk, Slot, Waiting, Working};
+use crate::lun::coordinator::{self, Job};
+use crate::lun::leases::{Lease, Piece};
+use crate::lun::redirect::{Data, ToOwner};
+use crate::lun::router::{Kind, Range};
+
+fn no_thread(errno: i32) -> IoError {
+    IoError::from_errno(errno, "starting a thread for a disk's file")
+}
+
+impl ServedDisk {
+    pub(super) fn execute(&mut self, reactor: &mut Reactor, working: Working) {
+        let Working { job, what } = working;
+        let slot = self.slots.insert(Slot::Job(working));
+        let begun = match what {
+            Job::Request { request, gives_up } => match request.kind {
+                Kind::Read => {
+                    self.waiting.remove(&request.id);
+                    self.read_file(reactor, slot, request.range)
+                }
+                Kind::Write => self.write_file(reactor, slot, (request.id, request.range), gives_up),
+                Kind::Punch => {
+                    self.waiting.remove(&request.id);
+                    self.layout.clear(gives_up);
+                    let range = (request.range.0, request.range.1);
+                    let around = (gives_up.0, gives_up.1.min(self.size));
+                    self.on_thread(reactor, true, slot, move |file| file.punch(range, around))
+                }
+                Kind::Flush => Err(IoError::new(ErrorKind::Bug, Code::Io, "a flush through the filesystem")),
+            },
+            Job::Block { id, kind, piece } => self.block(reactor, slot, (id, kind), piece),
+            Job::Prepare { range, allocates } => {
+                let range = (range.0, range.1.min(self.size));
+                match allocates {
+                    true => {
+                        let file = Arc::clone(&self.work);
+                        let work = move || Done::Allocated(slot, file.allocate(range));
+                        self.long.ask(reactor, work, Done::Allocated(slot, Err(PANICKED))).map_err(no_thread)
+                    }
+                    false => self.on_thread(reactor, false, slot, move |file| file.look(range)),
+                }
+            }
+            Job::Change { change, range } => self.begin_change(reactor, slot, change, range),
+        };
+        if let Err(error) = begun {
+            self.slots.remove(slot);
+            match error.code {
+                Code::NoMemory if !self.stops => self.starved.push_back(Working { job, what }),
+                _ => self.executed(reactor, job, Err(error), Vec::new()),
+            }
+        }
+    }
+
+    fn begin_change(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: usize,
+        change: u64,
+        range: Range,
+    ) -> Result<(), IoError> {
+        self.layout.clear(range);
+        let Some(work) = self.changes.remove(&change) else {
+            return Err(IoError::new(ErrorKind::Bug, Code::Io, "a change that nobody wants"));
+        };
+        let range = (range.0, range.1.min(self.size));
+        self.on_thread(reactor, true, slot, move |file| {
+            let changed = work(&file.file).and_then(|()| file.file.sync_data());
+            let changed = changed.map_err(|error| {
+                IoError::from_errno(error.raw_os_error().unwrap_or(libc::EIO), "changing a disk's file")
+            });
+            changed.and_then(|()| file.look(range))
+        })
+    }
+
+    fn on_thread(
+        &mut self,
+        reactor: &mut Reactor,
+        is_long: bool,
+        slot: usize,
+        work: impl FnOnce(&WorkFile) -> Layout + Send + 'static,
+    ) -> Result<(), IoError> {
+        let file = Arc::clone(&self.work);
+        let offload = if is_long { &mut self.long } else { &mut self.short };
+        let work = move || Done::Looked(slot, work(&file));
+        offload.ask(reactor, work, Done::Looked(slot, Err(PANICKED))).map_err(no_thread)
+    }
+
+    fn buffer(&self, length: u64) -> Result<Buffer, IoError> {
+        let no_memory = IoError::new(ErrorKind::Retry, Code::NoMemory, "reading for another node");
+        self.pool.take(length as usize).ok_or(no_memory)
+    }
+
+    fn read_file(&mut self, reactor: &mut Reactor, slot: usize, range: Range) -> Result<(), IoError> {
+        let buffer = self.buffer(range.1 - range.0)?;
+        self.file.read(reactor, slot as u32, range.0, buffer);
+        Ok(())
+    }
+
+    fn block(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: usize,
+        (id, kind): (u64, Kind),
+        piece: Piece,
+    ) -> Result<(), IoError> {
+        let length = piece.end - piece.start;
+        let buffer = if kind == Kind::Read { Some(self.buffer(length)?) } else { None };
+        let (Some(Waiting { data, durable, by_file }), Lease::ReadWrite(at) | Lease::ReadOnly(at)) =
+            (self.waiting.remove(&id), piece.lease)
+        else {
+            return Err(IoError::new(ErrorKind::Bug, Code::Io, "block I/O without blocks"));
+        };
+        let (target, at) = if by_file { (&self.file, piece.start) } else { (&self.lun, at) };
+        match buffer {
+            Some(buffer) => target.read(reactor, slot as u32, at, buffer),
+            None => target.write(reactor, slot as u32, at, self.source(data, length)?, durable),
+        }
+        Ok(())
+    }
+
+    fn write_file(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: usize,
+        (id, range): (u64, Range),
+        gives_up: Range,
+    ) -> Result<(), IoError> {
+        let Some(Waiting { data, durable, .. }) = self.waiting.remove(&id) else {
+            return Err(IoError::new(ErrorKind::Bug, Code::Io, "a redirected write without data"));
+        };
+        let is_in_place = self.is_in_place(range);
+        if !is_in_place {
+            if !self.has_space(range) {
+                self.ahead.found_none(range, self.size);
+            }
+            self.layout.clear(gives_up);
+        }
+        let source = self.source(data, range.1 - range.0)?;
+        // What is not in place is made durable with its blocks.
+        self.file.write(reactor, slot as u32, range.0, source, durable && is_in_place);
+        Ok(())
+    }
+
+    fn source(&self, data: Data, length: u64) -> Result<WriteSource, IoError> {
+        match data {
+            Data::Bytes(buffer) => Ok(WriteSource::Shared(buffer, 0, length as usize)),
+            Data::Zeroes => Ok(WriteSource::zeroes(&self.zeroes, length)),
+            Data::None => Err(IoError::new(ErrorKind::Bug, Code::Io, "a write without data")),
+        }
+    }
+
+    /// A write there moves nothing: the file has the blocks, durably, and alone.
+    fn is_in_place(&self, range: Range) -> bool {
+        self.layout.of(range).all(|piece| matches!(piece.lease, Lease::ReadWrite(_)))
+    }
+
+    /// The file has blocks there, if perhaps shared ones.
+    fn has_space(&self, range: Range) -> bool {
+        self.layout.of(range).all(|piece| matches!(piece.lease, Lease::ReadWrite(_) | Lease::ReadOnly(_)))
+    }
+
+    pub(super) fn io_ended(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: usize,
+        result: Result<u64, i32>,
+        buffer: Option<Buffer>,
+    ) {
+        let done = result.map_err(|errno| IoError::from_errno(errno, "I/O of the volume's coordinator"));
+        match self.slots.get(slot) {
+            Some(Slot::Flush(_)) => {
+                if let Slot::Flush(Flush { id, connection }) = self.slots.remove(slot)
+                    && connection == self.connection
+                {
+                    self.peer.send(ToOwner::Flushed { id, result: done.map(drop) });
+                }
+            }
+            Some(Slot::Job(Working { what, .. })) => match (*what, done) {
+                (Job::Request { request, .. }, Ok(_)) if request.kind == Kind::Write => {
+                    match self.is_in_place(request.range) {
+                        true => self.finish(reactor, slot, Ok(()), Vec::new()),
+                        false => self.commits.arrive(slot),
+                    }
+                }
+                (Job::Block { piece, .. }, Ok(count))
+                    if buffer.is_some() && count < piece.end - piece.start =>
+                {
+                    let error = IoError::from_errno(libc::EIO, "reading behind the end of a LUN");
+                    self.finish(reactor, slot, Err(error), Vec::new());
+                }
+                (what, Ok(count)) => {
+                    if let Some(mut buffer) = buffer {
+                        buffer.bytes_mut()[count as usize..].fill(0);
+                        let id = match what {
+                            Job::Request { request, .. } => request.id,
+                            Job::Block { id, .. } => id,
+                            Job::Change { .. } | Job::Prepare { .. } => return,
+                        };
+                        self.read.insert(id, buffer);
+                        self.finish(reactor, slot, Ok(()), Vec::new());
+                        // Nobody waits for it if the connection is gone.
+                        self.read.remove(&id);
+                    } else {
+                        self.finish(reactor, slot, Ok(()), Vec::new());
+                    }
+                }
+                (_, Err(error)) => self.finish(reactor, slot, Err(error), Vec::new()),
+            },
+            None => {}
+        }
+    }
+
+    /// Commits the writes that have arrived since the last commit began.
+    pub(super) fn commit(&mut self, reactor: &mut Reactor) {
+        if !self.commits.start() {
+            return;
+        }
+        let range = |slot: &usize| match self.slots.get(*slot) {
+            Some(Slot::Job(Working { what, .. })) => (what.range().0, what.range().1.min(self.size)),
+            Some(Slot::Flush(_)) | None => (0, 0),
+        };
+        let ranges: Vec<Range> = self.commits.running().map(range).collect();
+        let (file, otherwise) = (Arc::clone(&self.work), vec![Err(PANICKED); ranges.len()]);
+        let work = move || Done::Committed(file.commit(&ranges));
+        if let Err(errno) = self.short.ask(reactor, work, Done::Committed(otherwise)) {
+            self.committed(reactor, std::iter::repeat(Err(no_thread(errno))));
+        }
+    }
+
+    fn committed(&mut self, reactor: &mut Reactor, layouts: impl IntoIterator<Item = Layout>) {
+        let slots: Vec<usize> = self.commits.finish().collect();
+        for (slot, layout) in slots.into_iter().zip(layouts) {
+            self.finish_with(reactor, slot, layout);
+        }
+    }
+
+    pub(super) fn worked(&mut self, reactor: &mut Reactor, done: Done) {
+        match done {
+            Done::Committed(layouts) => self.committed(reactor, layouts),
+            Done::Looked(slot, layout) => {
+                let is_look = matches!(
+                    self.slots.get(slot),
+                    Some(Slot::Job(Working { what: Job::Prepare { allocates: false, .. }, .. }))
+                );
+                self.finish_with(reactor, slot, layout);
+                if is_look {
+                    self.look_on(reactor);
+                }
+            }
+            Done::Allocated(slot, allocated) => {
+                self.ahead.done(matches!(allocated, Ok(Some(_))));
+                self.finish_with(reactor, slot, allocated.map(Option::unwrap_or_default));
+            }
+        }
+    }
+
+    fn finish_with(&mut self, reactor: &mut Reactor, slot: usize, layout: Layout) {
+        match layout {
+            Ok(layout) => self.finish(reactor, slot, Ok(()), layout),
+            Err(error) => self.finish(reactor, slot, Err(error), Vec::new()),
+        }
+    }
+
+    /// A job has ended. `layout`: what the filesystem has in its range, if that may be new.
+    fn finish(
+        &mut self,
+        reactor: &mut Reactor,
+        slot: usize,
+        result: Result<(), IoError>,
+        layout: Vec<Piece>,
+    ) {
+        if !self.slots.contains(slot) {
+            return;
+        }
+        let Slot::Job(Working { job, what }) = self.slots.remove(slot) else { return };
+        self.executed(reactor, job, result, if layout.is_empty() { self.known(what) } else { layout });
+    }
+
+    /// What is known of a job's range.
+    fn known(&self, what: Job) -> Vec<Piece> {
+        match what {
+            Job::Request { .. } => {
+                self.layout.of(what.range()).filter(|piece| piece.lease != Lease::Nothing).collect()
+            }
+            Job::Block { .. } | Job::Change { .. } | Job::Prepare { .. } => Vec::new(),
+        }
+    }
+
+    fn executed(&mut self, reactor: &mut Reactor, job: u64, result: Result<(), IoError>, layout: Vec<Piece>) {
+        for piece in &layout {
+            self.layout.set(*piece);
+        }
+        self.step(reactor, coordinator::Event::Executed { job, result, layout });
+    }
+}
