@@ -1,5 +1,6 @@
 //! The accelerator as a layer: the protocol core of [`crate::owner`] driven with a real log, real channels and a real backing.
 
+mod barrier;
 mod below;
 mod flushes;
 mod full_log;
@@ -95,6 +96,8 @@ pub struct Accel<L: Destage> {
     /// The time to check again for the right to serve; never while there is one.
     look_again: Nanos,
     life: Life,
+    /// The last record before the barrier, while there is one.
+    barrier: Option<u64>,
     planted: Planted,
 }
 
@@ -175,6 +178,7 @@ impl<L: Destage> Accel<L> {
             again: true,
             look_again: Nanos::NEVER,
             life: Life::new(),
+            barrier: None,
             planted: Planted::default(),
         };
         accel.events.extend(failed.map(OwnerEvent::StoreFailed));
@@ -253,6 +257,7 @@ impl<L: Destage> Accel<L> {
     /// Destages everything; done when [`Accel::is_drained`].
     pub fn close(&mut self) {
         self.life.close();
+        self.lower_barrier();
         self.again = true;
     }
 

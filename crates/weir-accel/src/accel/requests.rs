@@ -140,7 +140,10 @@ impl<L: Destage> Layer for Accel<L> {
             _ if self.behind.is_some() || self.parked.len() > 0 => false,
             // Also the log: a write that overlaps one on its way past it goes through it when there is no memory for waiting.
             kind if self.owner.bypasses() => {
-                self.lower.has_room(kind, bytes) && self.may_bypass() && self.log_has_room(kind, bytes)
+                self.barrier.is_none()
+                    && self.lower.has_room(kind, bytes)
+                    && self.may_bypass()
+                    && self.log_has_room(kind, bytes)
             }
             kind => self.log_has_room(kind, bytes),
         }

@@ -256,7 +256,7 @@ impl<L: Destage> Accel<L> {
         // A write that went past the log must not land on top of a newer one that went through it (P4).
         (self.bypassing.is_empty() || self.planted.has(Bug::DestageBesideBypass))
             && self.life.may_destage()
-            && self.owner.destage_limit() > self.owner.in_backing()
+            && self.destage_limit() > self.owner.in_backing()
     }
 
     fn destage(&mut self, reactor: &mut Reactor, now: Nanos) {
@@ -264,8 +264,8 @@ impl<L: Destage> Accel<L> {
         if !(self.bypassing.is_empty() || beside) || !self.life.may_destage() {
             return;
         }
-        let urgent = self.life.is_closing() || self.owner.drains();
-        let (from, limit) = (self.owner.in_backing(), self.owner.destage_limit());
+        let urgent = self.life.is_closing() || self.owner.drains() || self.barrier.is_some();
+        let (from, limit) = (self.owner.in_backing(), self.destage_limit());
         let whole = self.owner.checkpoint_whole();
         self.destager.begin(now, &self.log, from, limit, whole, urgent);
         let Accel { destager, log, lower, below, .. } = self;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod backing;
+mod barrier;
 mod flushes;
 mod former;
 mod hosts;
