@@ -1,16 +1,22 @@
 //! The disks of a volume as files: in a directory ([`DirVolume`]), or on the filesystem of a LUN that this node coordinates
 //! ([`LunVolume`]).
 
+use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use rustix::fs::{FileType, RenameFlags};
 
 use crate::error::VolumeError;
 use crate::lun::filesystem::{FilesystemError, Mounted};
+use crate::snapshot::{self, Entry, Files};
 use crate::volume::{DirVolume, check_size};
 
 /// Makes, measures and removes the files of disks. Everything blocks.
-pub trait DiskFiles {
+pub trait DiskFiles: Files {
     /// The path of a disk, for messages, whether or not it exists.
     ///
     /// # Errors
@@ -40,17 +46,19 @@ pub trait DiskFiles {
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::InvalidName`], or the system's.
     fn allocated(&self, name: &str) -> Result<u64, VolumeError>;
+}
 
-    /// Removes a disk that was made and never written. A file with data stays, and a missing one is no error.
-    ///
-    /// # Errors
-    /// As [`DiskFiles::delete_if_there`].
-    fn delete_unwritten(&self, name: &str) -> Result<(), VolumeError> {
-        match self.allocated(name) {
-            Ok(0) => self.delete_if_there(name),
-            Ok(_) | Err(VolumeError::NotFound(_) | VolumeError::NotABacking(_)) => Ok(()),
-            Err(error) => Err(error),
-        }
+/// Removes a disk that was made and never written, or the clone with the mark `clone` ([`snapshot::clone_disk`]). Any other file with data
+/// stays, and a missing one is no error.
+///
+/// # Errors
+/// As [`DiskFiles::delete_if_there`].
+pub fn delete_unwritten(files: &dyn DiskFiles, name: &str, clone: u64) -> Result<(), VolumeError> {
+    match files.allocated(name) {
+        Ok(0) => files.delete_if_there(name),
+        Ok(_) if snapshot::is_clone(files, name, clone)? => files.delete_if_there(name),
+        Ok(_) | Err(VolumeError::NotFound(_) | VolumeError::NotABacking(_)) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 
@@ -73,6 +81,62 @@ impl DiskFiles for DirVolume {
 
     fn allocated(&self, name: &str) -> Result<u64, VolumeError> {
         DirVolume::allocated(self, name)
+    }
+}
+
+impl Files for DirVolume {
+    fn path(&self, name: &str) -> PathBuf {
+        DirVolume::path(self).join(name)
+    }
+
+    fn open(&self, name: &str) -> Result<File, VolumeError> {
+        let path = Files::path(self, name);
+        let opened = OpenOptions::new().read(true).write(true).custom_flags(libc::O_NOFOLLOW).open(&path);
+        opened.map_err(|error| VolumeError::from_io("opening", &path, error))
+    }
+
+    fn create(&self, name: &str) -> Result<File, VolumeError> {
+        let path = Files::path(self, name);
+        let created = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path);
+        created.map_err(|error| VolumeError::from_io("creating", &path, error))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<(), VolumeError> {
+        let (from, path) = (Files::path(self, from), Files::path(self, to));
+        let renamed =
+            rustix::fs::renameat_with(rustix::fs::CWD, &from, rustix::fs::CWD, &path, RenameFlags::NOREPLACE);
+        renamed.map_err(|error| match error {
+            rustix::io::Errno::EXIST => VolumeError::Exists { name: to.to_owned(), path: path.clone() },
+            error => VolumeError::from_io("renaming a file to", &path, error.into()),
+        })
+    }
+
+    fn remove(&self, name: &str) -> Result<(), VolumeError> {
+        let path = Files::path(self, name);
+        std::fs::remove_file(&path).map_err(|error| VolumeError::from_io("removing", &path, error))
+    }
+
+    fn list(&self) -> Result<Vec<Entry>, VolumeError> {
+        let directory = DirVolume::path(self).to_owned();
+        let failed = |error| VolumeError::from_io("reading", &directory, error);
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(&directory).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let (Ok(name), Ok(metadata)) = (entry.file_name().into_string(), entry.metadata()) else {
+                // Not a name of ours; or removed since.
+                continue;
+            };
+            let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
+            if metadata.is_file() {
+                let (size, allocated) = (metadata.len(), metadata.blocks() * 512);
+                found.push(Entry { name, size, allocated, modified });
+            }
+        }
+        Ok(found)
+    }
+
+    fn sync(&self) -> Result<(), VolumeError> {
+        self.sync_directory()
     }
 }
 
@@ -121,6 +185,55 @@ impl DiskFiles for LunVolume {
         let (file, path) = (DirVolume::file_of(name)?, self.disk_path(name)?);
         let stat = self.0.stat(&file).map_err(|error| as_volume_error("examining", path, error))?;
         Ok(stat.st_blocks as u64 * 512)
+    }
+}
+
+impl Files for LunVolume {
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.lun().join(name)
+    }
+
+    fn open(&self, name: &str) -> Result<File, VolumeError> {
+        self.0.open(name).map_err(|error| as_volume_error("opening", self.path(name), error))
+    }
+
+    fn create(&self, name: &str) -> Result<File, VolumeError> {
+        self.0.create(name).map_err(|error| as_volume_error("creating", self.path(name), error))
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<(), VolumeError> {
+        let path = self.path(to);
+        self.0.rename(from, to).map_err(|error| match error {
+            FilesystemError::System { source, .. } if source.kind() == io::ErrorKind::AlreadyExists => {
+                VolumeError::Exists { name: to.to_owned(), path }
+            }
+            error => as_volume_error("renaming a file to", path, error),
+        })
+    }
+
+    fn remove(&self, name: &str) -> Result<(), VolumeError> {
+        self.0.remove(name).map_err(|error| as_volume_error("removing", self.path(name), error))
+    }
+
+    fn list(&self) -> Result<Vec<Entry>, VolumeError> {
+        let failed = |error| as_volume_error("reading", self.0.lun().to_owned(), error);
+        let mut found = Vec::new();
+        for name in self.0.names().map_err(failed)? {
+            let stat = match self.0.stat(&name) {
+                Err(error) if error.is_absent() => continue,
+                stat => stat.map_err(failed)?,
+            };
+            if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
+                let since = Duration::new(stat.st_mtime.max(0) as u64, stat.st_mtime_nsec as u32);
+                let (size, allocated) = (stat.st_size as u64, stat.st_blocks as u64 * 512);
+                found.push(Entry { name, size, allocated, modified: UNIX_EPOCH + since });
+            }
+        }
+        Ok(found)
+    }
+
+    fn sync(&self) -> Result<(), VolumeError> {
+        self.0.sync().map_err(|error| as_volume_error("syncing", self.0.lun().to_owned(), error))
     }
 }
 

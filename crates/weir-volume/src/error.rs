@@ -110,6 +110,12 @@ pub enum VolumeError {
     /// A block device with a mounted filesystem, or part of LVM or RAID.
     #[error("{} is in use by this host (mounted, or part of LVM or RAID); writing to it would destroy data", .0.display())]
     Busy(PathBuf),
+    /// Snapshots and clones share blocks with their disk, which the filesystem cannot.
+    #[error(
+        "the filesystem of {} has no reflinks, which snapshots and clones need; XFS and btrfs have them",
+        .0.display()
+    )]
+    NoReflinks(PathBuf),
     /// The filesystem is full.
     #[error("no space left on the filesystem of {}", .0.display())]
     NoSpace(PathBuf),

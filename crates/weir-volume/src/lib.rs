@@ -14,6 +14,7 @@ pub mod lun;
 mod offload;
 pub mod planted;
 pub mod routed;
+pub mod snapshot;
 pub mod volume;
 
 pub use backing::{

@@ -191,7 +191,7 @@ impl DirVolume {
 
     /// Creates a sparse disk of `size` bytes (a multiple of 4096) that reads as zeroes. On return it is durable. After a failure
     /// its file may exist: only the caller knows whether it still owns the path, and then removes it with
-    /// [`DiskFiles::delete_unwritten`](crate::disk_files::DiskFiles::delete_unwritten).
+    /// [`delete_unwritten`](crate::disk_files::delete_unwritten).
     ///
     /// # Errors
     /// [`VolumeError::Exists`], [`VolumeError::InvalidName`], [`VolumeError::InvalidSize`], [`VolumeError::NoSpace`],
@@ -279,7 +279,7 @@ impl DirVolume {
         if metadata.is_file() { Ok(metadata.blocks() * 512) } else { Err(VolumeError::NotABacking(path)) }
     }
 
-    fn sync_directory(&self) -> Result<(), VolumeError> {
+    pub(crate) fn sync_directory(&self) -> Result<(), VolumeError> {
         self.directory.sync_all().map_err(|error| VolumeError::from_io("syncing", &self.path, error))
     }
 }
@@ -299,7 +299,7 @@ fn is_of_system(path: &Path) -> bool {
 }
 
 /// Names are also used in commands, URLs and metrics: letters, digits, `.`, `_`, `-`, starting with a letter or digit.
-fn check_name(name: &str) -> Result<(), VolumeError> {
+pub(crate) fn check_name(name: &str) -> Result<(), VolumeError> {
     let reason = if name.is_empty() {
         "is empty"
     } else if name.len() > LONGEST_NAME {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{Mount, reactor, scratch};
 use weir_block::{Engine, Layer};
-use weir_volume::disk_files::DiskFiles;
+use weir_volume::disk_files::delete_unwritten;
 use weir_volume::{BackingOptions, DirVolume, FileBacking, OpenedFile, VolumeError};
 
 const MIB: u64 = 1 << 20;
@@ -103,11 +103,11 @@ fn half_created_or_half_deleted_disks_can_be_removed_repeatedly() {
     volume.check_free("disk").unwrap();
     volume.create_disk("disk", MIB).unwrap();
     assert!(matches!(volume.check_free("disk"), Err(VolumeError::Exists { .. })));
-    volume.delete_unwritten("disk").unwrap();
-    volume.delete_unwritten("disk").unwrap();
+    delete_unwritten(&volume, "disk", 0).unwrap();
+    delete_unwritten(&volume, "disk", 0).unwrap();
     volume.check_free("disk").unwrap();
     std::fs::write(volume.disk_path("disk").unwrap(), [7; 4096]).unwrap();
-    volume.delete_unwritten("disk").unwrap();
+    delete_unwritten(&volume, "disk", 0).unwrap();
     assert!(volume.check_free("disk").is_err(), "the disk has data");
     volume.delete_if_there("disk").unwrap();
     volume.delete_if_there("disk").unwrap();
@@ -144,7 +144,7 @@ fn names_and_sizes_are_checked() {
     assert!(matches!(volume.create_disk("sized", 1 << 60), Err(VolumeError::InvalidSize { .. })));
     // Another process may own the path by now: its creator checks, and removes the file.
     assert!(matches!(volume.check_free("sized"), Err(VolumeError::Exists { .. })));
-    volume.delete_unwritten("sized").unwrap();
+    delete_unwritten(&volume, "sized", 0).unwrap();
     assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1);
 }
 

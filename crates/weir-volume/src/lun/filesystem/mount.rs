@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{Mode, OFlags, ResolveFlags};
+use rustix::fs::{Dir, Mode, OFlags, RenameFlags, ResolveFlags};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string,
     fsmount, fsopen,
@@ -120,6 +120,36 @@ impl Mounted {
             false => rustix::fs::unlinkat(&self.root, name, rustix::fs::AtFlags::empty()),
         };
         removed.map_err(|error| FilesystemError::system("remove", &path)(error.into()))
+    }
+
+    /// Renames a file of its root directory, unless there is another one of the new name.
+    ///
+    /// # Errors
+    /// [`FilesystemError::System`].
+    pub fn rename(&self, from: &str, to: &str) -> Result<(), FilesystemError> {
+        let path = self.lun.join(to);
+        let renamed = match from.contains('/') || to.contains('/') {
+            true => Err(rustix::io::Errno::INVAL),
+            false => rustix::fs::renameat_with(&self.root, from, &self.root, to, RenameFlags::NOREPLACE),
+        };
+        renamed.map_err(|error| FilesystemError::system("rename a file to", &path)(error.into()))
+    }
+
+    /// The names in its root directory.
+    ///
+    /// # Errors
+    /// [`FilesystemError::System`].
+    pub fn names(&self) -> Result<Vec<String>, FilesystemError> {
+        let failed = |error: rustix::io::Errno| {
+            FilesystemError::system("read the root directory of", &self.lun)(error.into())
+        };
+        let entries = Dir::read_from(&self.root).map_err(failed)?;
+        let mut names = Vec::new();
+        for entry in entries {
+            // Other programs' names, which need not be text, are none of ours.
+            names.extend(entry.map_err(failed)?.file_name().to_str().ok().map(str::to_owned));
+        }
+        Ok(names)
     }
 
     fn open_with(&self, name: &str, extra: OFlags) -> Result<File, FilesystemError> {

@@ -239,6 +239,12 @@ impl ServedDisk {
         connection == self.connection && self.peer.is_there()
     }
 
+    /// Bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
     /// Wants a change of the layout: a clone, say. Its result is in [`ServedDisk::changed`] under its number. It begins when the owner has
     /// given the range up.
     pub fn change(&mut self, reactor: &mut Reactor, number: u64, range: Range, change: Change) {

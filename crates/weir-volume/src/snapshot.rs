@@ -1,0 +1,304 @@
+//! Snapshots of disks: files beside the disk's own that share its blocks (`FICLONE`; XFS and btrfs), as the disk was at one point in time.
+//!
+//! Snapshot `s` of disk `d` is the file `d@s.snap`. Names of disks have no `@`, so that no snapshot is taken for a disk. The file gets
+//! this name when it is complete and durable, so the directory is the whole truth about snapshots: there is no record of them elsewhere. Until then it
+//! has a name that ends with `.new`, and whoever made it may have ended: such files are removed by the next snapshot of the disk.
+
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::{XattrFlags, fgetxattr, fsetxattr, ioctl_ficlone};
+
+use crate::error::VolumeError;
+use crate::volume::{DirVolume, check_name};
+
+/// Suffix of a complete snapshot.
+const SUFFIX: &str = ".snap";
+
+/// Suffix of one that is being made.
+const UNFINISHED: &str = ".new";
+
+/// Longest name of a snapshot, in bytes: with the disk's name and the rest it is less than the 255 of filesystems.
+const LONGEST_NAME: usize = 64;
+
+/// The attribute of a clone that tells its maker's file from any other.
+const MARK: &str = "user.weir.clone";
+
+/// A file of a volume's directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Its name.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of its blocks, those that it shares with others included.
+    pub allocated: u64,
+    /// When it was written last; a snapshot: when it was made.
+    pub modified: SystemTime,
+}
+
+/// The directory of a volume: regular files by their names. Everything blocks.
+pub trait Files {
+    /// For messages.
+    fn path(&self, name: &str) -> PathBuf;
+
+    /// Opens a file for reading and writing.
+    ///
+    /// # Errors
+    /// The system's; a link.
+    fn open(&self, name: &str) -> Result<File, VolumeError>;
+
+    /// Creates a file, mode 0600.
+    ///
+    /// # Errors
+    /// The system's; it exists.
+    fn create(&self, name: &str) -> Result<File, VolumeError>;
+
+    /// Renames a file, unless there is another one of the new name.
+    ///
+    /// # Errors
+    /// [`VolumeError::Exists`], or the system's.
+    fn rename(&self, from: &str, to: &str) -> Result<(), VolumeError>;
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// The system's.
+    fn remove(&self, name: &str) -> Result<(), VolumeError>;
+
+    /// All regular files.
+    ///
+    /// # Errors
+    /// The system's.
+    fn list(&self) -> Result<Vec<Entry>, VolumeError>;
+
+    /// Makes all changes of names durable.
+    ///
+    /// # Errors
+    /// The system's.
+    fn sync(&self) -> Result<(), VolumeError>;
+}
+
+/// A snapshot of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Snapshot {
+    /// The disk.
+    pub disk: String,
+    /// Its own name.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of its blocks, those that it shares with the disk and other snapshots included.
+    pub allocated: u64,
+    /// When it was made.
+    pub made: SystemTime,
+}
+
+impl Snapshot {
+    fn of(entry: &Entry) -> Option<Snapshot> {
+        let (disk, name) = entry.name.strip_suffix(SUFFIX)?.split_once('@')?;
+        check(disk, name).ok()?;
+        let Entry { size, allocated, modified, .. } = *entry;
+        Some(Snapshot { disk: disk.to_owned(), name: name.to_owned(), size, allocated, made: modified })
+    }
+
+    /// When it was made, in milliseconds since 1970.
+    #[must_use]
+    pub fn made_unix_ms(&self) -> u64 {
+        let since = self.made.duration_since(UNIX_EPOCH).unwrap_or_default();
+        u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Checks the names of a disk and a snapshot.
+///
+/// # Errors
+/// [`VolumeError::InvalidName`].
+pub fn check(disk: &str, snapshot: &str) -> Result<(), VolumeError> {
+    check_name(disk)?;
+    match check_name(snapshot) {
+        Ok(()) if snapshot.len() > LONGEST_NAME => {
+            Err(VolumeError::InvalidName { name: snapshot.to_owned(), reason: "is longer than 64 bytes" })
+        }
+        checked => checked,
+    }
+}
+
+fn file_of(disk: &str, snapshot: &str) -> Result<String, VolumeError> {
+    check(disk, snapshot)?;
+    Ok(format!("{disk}@{snapshot}{SUFFIX}"))
+}
+
+/// The snapshots of a disk, or of all disks; the oldest first.
+///
+/// # Errors
+/// The system's.
+pub fn list(files: &dyn Files, disk: Option<&str>) -> Result<Vec<Snapshot>, VolumeError> {
+    let mut found: Vec<Snapshot> = files.list()?.iter().filter_map(Snapshot::of).collect();
+    found.retain(|one| disk.is_none_or(|disk| one.disk == disk));
+    found.sort_by(|a, b| (&a.disk, a.made, &a.name).cmp(&(&b.disk, b.made, &b.name)));
+    Ok(found)
+}
+
+/// A snapshot that is being made.
+#[derive(Debug)]
+pub struct Unfinished {
+    disk: String,
+    snapshot: String,
+    name: String,
+    /// Its file.
+    pub file: File,
+}
+
+impl Unfinished {
+    /// Begins a snapshot: its file is there, and empty. `number`: no other one has it. Removes what others have left unfinished: a disk
+    /// has one snapshot made at a time, so that their makers have ended. If two nodes make one of a closed disk in a directory, one of them
+    /// fails to finish.
+    ///
+    /// # Errors
+    /// [`VolumeError::Exists`], [`VolumeError::InvalidName`], or the system's.
+    pub fn begin(
+        files: &dyn Files,
+        disk: &str,
+        snapshot: &str,
+        number: u64,
+    ) -> Result<Unfinished, VolumeError> {
+        let complete = file_of(disk, snapshot)?;
+        let all = files.list()?;
+        if all.iter().any(|entry| entry.name == complete) {
+            let name = format!("{disk}@{snapshot}");
+            return Err(VolumeError::Exists { name, path: files.path(&complete) });
+        }
+        let own = format!("{disk}@");
+        let is_left = |entry: &&Entry| entry.name.starts_with(&own) && entry.name.ends_with(UNFINISHED);
+        for entry in all.iter().filter(is_left) {
+            files.remove(&entry.name)?;
+        }
+        let name = format!("{own}{number:016x}{UNFINISHED}");
+        let file = files.create(&name)?;
+        Ok(Unfinished { disk: disk.to_owned(), snapshot: snapshot.to_owned(), name, file })
+    }
+
+    /// The snapshot is what its file holds, durably.
+    ///
+    /// # Errors
+    /// [`VolumeError::Exists`], or the system's. The file is removed, if that is possible.
+    pub fn finish(self, files: &dyn Files) -> Result<Snapshot, VolumeError> {
+        let complete = file_of(&self.disk, &self.snapshot)?;
+        if let Err(error) = files.rename(&self.name, &complete) {
+            let _ = files.remove(&self.name);
+            return Err(match error {
+                VolumeError::Exists { path, .. } => {
+                    VolumeError::Exists { name: format!("{}@{}", self.disk, self.snapshot), path }
+                }
+                error => error,
+            });
+        }
+        files.sync()?;
+        let found = list(files, Some(&self.disk))?.into_iter().find(|one| one.name == self.snapshot);
+        found.ok_or_else(|| VolumeError::NotFound(files.path(&complete)))
+    }
+
+    /// It is not made.
+    ///
+    /// # Errors
+    /// The system's: the next snapshot removes the file.
+    pub fn abandon(self, files: &dyn Files) -> Result<(), VolumeError> {
+        files.remove(&self.name)
+    }
+}
+
+/// Removes a snapshot, durably. What no other file shares is free then.
+///
+/// # Errors
+/// [`VolumeError::NotFound`], [`VolumeError::InvalidName`], or the system's.
+pub fn remove(files: &dyn Files, disk: &str, snapshot: &str) -> Result<(), VolumeError> {
+    files.remove(&file_of(disk, snapshot)?)?;
+    files.sync()
+}
+
+/// Makes `to`, which is empty, share all blocks of `from`, durably.
+///
+/// # Errors
+/// The system's; `EOPNOTSUPP`: the filesystem has no reflinks.
+pub fn share(from: &File, to: &File) -> io::Result<()> {
+    ioctl_ficlone(to, from).map_err(|error| match error {
+        // From filesystems that do not know the call at all.
+        rustix::io::Errno::NOTTY | rustix::io::Errno::INVAL => io::Error::from_raw_os_error(libc::EOPNOTSUPP),
+        error => error.into(),
+    })?;
+    to.sync_all()
+}
+
+/// Makes a disk of `size` bytes, durably, that begins as a snapshot and shares its blocks. `mark`, which is not 0 and which no other file
+/// has, is left on it: see [`is_clone`].
+///
+/// # Errors
+/// [`VolumeError::Exists`], [`VolumeError::NoReflinks`], [`VolumeError::InvalidSize`], or the system's. No file of the disk's name is
+/// there then that was not there before.
+pub fn clone_disk(
+    files: &dyn Files,
+    (disk, snapshot): (&str, &str),
+    name: &str,
+    size: u64,
+    mark: u64,
+) -> Result<(), VolumeError> {
+    let source_name = file_of(disk, snapshot)?;
+    let (own, path) = (DirVolume::file_of(name)?, files.path(&source_name));
+    let source = files.open(&source_name)?;
+    let length = source.metadata().map_err(|error| VolumeError::from_io("examining", &path, error))?.len();
+    if length > size {
+        return Err(VolumeError::InvalidSize { path, size, reason: "is less than the snapshot has" });
+    }
+    let unfinished = format!("{name}@{mark:016x}{UNFINISHED}");
+    let file = files.create(&unfinished)?;
+    let made = || {
+        let failed = |error| clone_error(files.path(&unfinished), error);
+        fsetxattr(&file, MARK, &mark.to_le_bytes(), XattrFlags::CREATE)
+            .map_err(|error| failed(error.into()))?;
+        share(&source, &file).map_err(failed)?;
+        if size > length {
+            file.set_len(size).and_then(|()| file.sync_all()).map_err(failed)?;
+        }
+        files.rename(&unfinished, &own)
+    };
+    if let Err(error) = made() {
+        let _ = files.remove(&unfinished);
+        return Err(match error {
+            VolumeError::Exists { path, .. } => VolumeError::Exists { name: name.to_owned(), path },
+            error => error,
+        });
+    }
+    files.sync()
+}
+
+/// Whether a disk's file was made by [`clone_disk`] with this mark. A missing one was not.
+///
+/// # Errors
+/// The system's.
+pub fn is_clone(files: &dyn Files, name: &str, mark: u64) -> Result<bool, VolumeError> {
+    let own = DirVolume::file_of(name)?;
+    let file = match files.open(&own) {
+        Err(VolumeError::NotFound(_)) => return Ok(false),
+        file => file?,
+    };
+    let mut found = [0; 8];
+    match fgetxattr(&file, MARK, &mut found) {
+        Ok(8) => Ok(u64::from_le_bytes(found) == mark && mark != 0),
+        Ok(_) | Err(rustix::io::Errno::NODATA | rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::RANGE) => {
+            Ok(false)
+        }
+        Err(error) => Err(VolumeError::from_io("examining", &files.path(&own), error.into())),
+    }
+}
+
+/// The error of a copy that shares blocks.
+#[must_use]
+pub fn clone_error(path: PathBuf, error: io::Error) -> VolumeError {
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP | libc::EXDEV) => VolumeError::NoReflinks(path),
+        _ => VolumeError::from_io("copying", &path, error),
+    }
+}

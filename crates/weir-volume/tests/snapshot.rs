@@ -1,0 +1,131 @@
+//! The files of snapshots and clones, on XFS and on a filesystem without reflinks.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+
+use common::{Mount, scratch_in_memory};
+use weir_volume::disk_files::delete_unwritten;
+use weir_volume::snapshot::{self, Files, Unfinished};
+use weir_volume::{DirVolume, VolumeError};
+
+const MIB: u64 = 1 << 20;
+
+fn xfs() -> (Mount, DirVolume) {
+    let mount = Mount::new("mkfs.xfs", 300 * MIB).expect("loop devices");
+    let volume = DirVolume::open(&mount.path).unwrap();
+    volume.create_disk("d", MIB).unwrap();
+    (mount, volume)
+}
+
+fn write(volume: &DirVolume, byte: u8) {
+    volume.open("d.raw").unwrap().write_all_at(&vec![byte; MIB as usize], 0).unwrap();
+}
+
+fn bytes(volume: &DirVolume, name: &str) -> Vec<u8> {
+    fs::read(volume.path().join(name)).unwrap()
+}
+
+fn snapshot(volume: &DirVolume, name: &str, number: u64) {
+    let unfinished = Unfinished::begin(volume, "d", name, number).unwrap();
+    snapshot::share(&volume.open("d.raw").unwrap(), &unfinished.file).unwrap();
+    let made = unfinished.finish(volume).unwrap();
+    assert_eq!((made.disk.as_str(), made.name.as_str(), made.size), ("d", name, MIB));
+}
+
+fn names(volume: &DirVolume) -> Vec<String> {
+    let mut names: Vec<String> = volume.list().unwrap().into_iter().map(|entry| entry.name).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn a_snapshot_is_there_when_it_is_complete_and_keeps_what_it_has() {
+    let (_mount, volume) = xfs();
+    write(&volume, 1);
+    let unfinished = Unfinished::begin(&volume, "d", "one", 1).unwrap();
+    snapshot::share(&volume.open("d.raw").unwrap(), &unfinished.file).unwrap();
+    assert_eq!(snapshot::list(&volume, None).unwrap(), []);
+    write(&volume, 2);
+    unfinished.finish(&volume).unwrap();
+    assert!(matches!(Unfinished::begin(&volume, "d", "one", 3), Err(VolumeError::Exists { .. })));
+    snapshot(&volume, "two", 4);
+    Unfinished::begin(&volume, "d", "three", 5).unwrap().abandon(&volume).unwrap();
+    let late = Unfinished::begin(&volume, "d", "three", 6).unwrap();
+    drop(volume.create("d@three.snap").unwrap());
+    let late = late.finish(&volume).unwrap_err();
+    assert!(matches!(&late, VolumeError::Exists { name, .. } if name == "d@three"), "{late:?}");
+    snapshot::remove(&volume, "d", "three").unwrap();
+    assert_eq!(names(&volume), ["d.raw", "d@one.snap", "d@two.snap"]);
+    assert!(bytes(&volume, "d@one.snap").iter().all(|byte| *byte == 1));
+    assert!(bytes(&volume, "d@two.snap").iter().all(|byte| *byte == 2));
+    snapshot::remove(&volume, "d", "one").unwrap();
+    assert!(matches!(snapshot::remove(&volume, "d", "one"), Err(VolumeError::NotFound(_))));
+    let left: Vec<String> =
+        snapshot::list(&volume, Some("d")).unwrap().into_iter().map(|one| one.name).collect();
+    assert_eq!(left, ["two"]);
+    for (disk, name) in
+        [("d", "a/b"), ("d", ".."), ("d", ""), ("d", "x@y"), ("../d", "s"), ("d", &"x".repeat(65))]
+    {
+        assert!(
+            matches!(snapshot::remove(&volume, disk, name), Err(VolumeError::InvalidName { .. })),
+            "{name}"
+        );
+    }
+}
+
+/// Its maker has ended. One of another disk may be somebody's.
+#[test]
+fn what_was_never_finished_goes_with_the_next_snapshot() {
+    let (_mount, volume) = xfs();
+    volume.create_disk("e", MIB).unwrap();
+    let left = Unfinished::begin(&volume, "d", "s", 1).unwrap();
+    drop(Unfinished::begin(&volume, "e", "s", 2).unwrap());
+    snapshot(&volume, "s", 3);
+    assert_eq!(names(&volume), ["d.raw", "d@s.snap", "e.raw", "e@0000000000000002.new"]);
+    assert!(matches!(left.finish(&volume), Err(VolumeError::NotFound(_))));
+    assert!(bytes(&volume, "d@s.snap").iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_clone_is_told_from_any_other_file_by_its_mark() {
+    let (_mount, volume) = xfs();
+    write(&volume, 1);
+    snapshot(&volume, "s", 1);
+    snapshot::clone_disk(&volume, ("d", "s"), "c", 2 * MIB, 77).unwrap();
+    let clone = bytes(&volume, "c.raw");
+    assert_eq!(clone.len() as u64, 2 * MIB);
+    assert!(clone[..MIB as usize].iter().all(|byte| *byte == 1));
+    assert!(clone[MIB as usize..].iter().all(|byte| *byte == 0));
+    volume.open("c.raw").unwrap().write_all_at(&[9; 4096], 0).unwrap();
+    assert_eq!(bytes(&volume, "d@s.snap")[0], 1);
+    let exists = snapshot::clone_disk(&volume, ("d", "s"), "c", MIB, 78).unwrap_err();
+    assert!(matches!(exists, VolumeError::Exists { ref name, .. } if name == "c"), "{exists:?}");
+    let small = snapshot::clone_disk(&volume, ("d", "s"), "x", 4096, 79).unwrap_err();
+    assert!(matches!(small, VolumeError::InvalidSize { .. }), "{small:?}");
+    assert_eq!(names(&volume), ["c.raw", "d.raw", "d@s.snap"]);
+    for other in [0, 78] {
+        delete_unwritten(&volume, "c", other).unwrap();
+        assert!(
+            snapshot::is_clone(&volume, "c", 77).unwrap()
+                && !snapshot::is_clone(&volume, "c", other).unwrap()
+        );
+    }
+    delete_unwritten(&volume, "c", 77).unwrap();
+    assert_eq!(names(&volume), ["d.raw", "d@s.snap"]);
+    assert!(!snapshot::is_clone(&volume, "c", 77).unwrap());
+}
+
+#[test]
+fn a_filesystem_without_reflinks_says_so() {
+    let directory = scratch_in_memory();
+    let volume = DirVolume::open(directory.path()).unwrap();
+    volume.create_disk("d", MIB).unwrap();
+    let unfinished = Unfinished::begin(&volume, "d", "s", 1).unwrap();
+    let error = snapshot::share(&volume.open("d.raw").unwrap(), &unfinished.file).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EOPNOTSUPP));
+    let error = snapshot::clone_error(directory.path().into(), error);
+    assert!(matches!(error, VolumeError::NoReflinks(_)), "{error:?}");
+}
