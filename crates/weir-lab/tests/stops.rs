@@ -473,6 +473,7 @@ fn what_was_left_is_removed_where_the_volume_is() {
         step: Step::Removing,
         by: left_by.clone(),
         lost: String::new(),
+        clone: 0,
     };
     let notes = Notes::of(&bench);
     notes.put(&note);

@@ -124,10 +124,11 @@ impl fmt::Display for Caller {
 }
 
 /// Another node may ask this one to export a disk, which opens it here or waits until it is open, and to move a disk that it follows
-/// to it; see [`crate::operations::Operations::move_disk`].
+/// to it; see [`crate::operations::Operations::move_disk`]. The node that makes a snapshot asks the disk's owner for a barrier, which ends by
+/// itself.
 fn is_for_nodes(path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').collect();
-    matches!(parts[..], ["", "v1", "disks", _, "export" | "move"])
+    matches!(parts[..], ["", "v1", "disks", _, "export" | "move" | "barrier"])
 }
 
 /// A request that changes nothing.

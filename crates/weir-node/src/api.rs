@@ -19,6 +19,10 @@
 //! | `POST /v1/disks/NAME/limit` ([`SetLimit`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/resize` ([`Resize`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
+//! | `GET /v1/disks/NAME/snapshots`, `POST /v1/disks/NAME/snapshots` ([`CreateSnapshot`]) | [`Snapshots`], [`SnapshotView`] |
+//! | `POST /v1/disks/NAME/delete-snapshot` ([`DeleteSnapshot`]) | [`SnapshotView`] |
+//! | `POST /v1/disks/NAME/clone` ([`CloneDisk`]) | [`DiskView`], of the clone |
+//! | `POST /v1/disks/NAME/barrier` ([`Barrier`]) | [`BarrierStood`]; for other nodes |
 //! | `GET /v1/disks/NAME/meters` | [`Meters`] |
 //! | `GET /v1/disks/NAME/profile` | `weir_profile::Profile`, since the disk was opened |
 //! | `POST /v1/disks/NAME/profile` ([`RecordProfile`]) | `weir_profile::Profile`, when the time is over |
@@ -747,6 +751,87 @@ pub struct Deleted {
     pub lost: String,
     /// False for a dry run.
     pub done: bool,
+}
+
+/// Makes a snapshot of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateSnapshot {
+    /// Its name: at most 64 letters, digits, `.`, `_`, `-`.
+    pub name: String,
+}
+
+/// Deletes a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeleteSnapshot {
+    /// Its name.
+    pub name: String,
+    /// Only say what would be deleted.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// Makes a disk that begins as a snapshot of another one, in the same volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CloneDisk {
+    /// The name of the new disk.
+    pub name: String,
+    /// The snapshot; absent: the disk as it is now.
+    #[serde(default)]
+    pub snapshot: Option<String>,
+    /// As of [`CreateDisk`].
+    pub policy: String,
+    /// As of [`CreateDisk`].
+    #[serde(default)]
+    pub medium: Medium,
+    /// As of [`CreateDisk`].
+    #[serde(default)]
+    pub limit: Option<DiskLimit>,
+}
+
+/// A snapshot of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.snapshot/1")]
+pub struct SnapshotView {
+    /// The disk.
+    pub disk: String,
+    /// Its own name.
+    pub name: String,
+    /// Bytes of the disk at that time.
+    #[serde(rename = "size_bytes")]
+    pub size: u64,
+    /// Bytes of its blocks, those that it shares with the disk, other snapshots and clones included.
+    #[serde(rename = "allocated_bytes")]
+    pub allocated: u64,
+    /// When it was made (RFC 3339).
+    pub made: String,
+}
+
+/// The snapshots of a disk, the oldest first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.snapshots/1")]
+pub struct Snapshots {
+    /// They.
+    pub snapshots: Vec<SnapshotView>,
+}
+
+/// Brings what was acknowledged to the backing of a disk, and nothing from behind that, until it is lowered again, or for ten seconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Barrier {
+    /// Tells it from others.
+    pub number: u64,
+    /// False: lower it.
+    pub raise: bool,
+}
+
+/// Whether the disk is at its barrier, or was until it was lowered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BarrierStood {
+    /// It is, or was.
+    pub stood: bool,
 }
 
 /// Runs a load on a layer of an open disk.

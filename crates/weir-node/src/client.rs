@@ -22,10 +22,11 @@ use weir_identity::{
 use weir_profile::Profile;
 
 use crate::api::{
-    ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateDisk, CreateVolume, Delete, DeleteVolume,
-    Deleted, DeletedVolume, DiskLimit, DiskView, Disks, DrainNode, Elsewhere, EventList, EventView, Export,
-    Follow, MeterView, Meters, Move, Moved, NodeStatus, NodeWork, Owned, RecordProfile, Resize, RunLoad,
-    SetLimit, SetPolicy, VolumePlan, VolumeView, Volumes,
+    ApiError, ApiErrorKind, CloneDisk, ConfirmFenced, ConfirmedFenced, CreateDisk, CreateSnapshot,
+    CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted, DeletedVolume, DiskLimit, DiskView, Disks,
+    DrainNode, Elsewhere, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus,
+    NodeWork, Owned, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy, SnapshotView, Snapshots,
+    VolumePlan, VolumeView, Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
@@ -34,6 +35,7 @@ use crate::cluster::views::{
 pub use crate::https::HTTPS;
 use crate::https::{self, FORWARDED, NoAnswer};
 use crate::identity::{NodeIdentity, WallClock};
+use crate::operations::snapshots::SNAPSHOT;
 
 /// Longest answer that is read, in bytes.
 const LONGEST_ANSWER: usize = 64 << 20;
@@ -380,6 +382,40 @@ impl Client {
     pub fn delete(&self, name: &str, delete: &Delete) -> Result<Deleted, ApiError> {
         let delete = Delete { name: name.to_owned(), ..delete.clone() };
         self.post(&of_disk(name, "/delete")?, &delete)
+    }
+
+    /// The snapshots of a disk.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn snapshots(&self, disk: &str) -> Result<Vec<SnapshotView>, ApiError> {
+        self.get(&of_disk(disk, "/snapshots")?).map(|Snapshots { snapshots }| snapshots)
+    }
+
+    /// Makes a snapshot of a disk.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn create_snapshot(&self, disk: &str, name: &str) -> Result<SnapshotView, ApiError> {
+        let body = encode(&CreateSnapshot { name: name.to_owned() })?;
+        self.call(Method::POST, &of_disk(disk, "/snapshots")?, body, self.patience + SNAPSHOT)
+    }
+
+    /// Deletes a snapshot of a disk, or says what would be deleted.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn delete_snapshot(&self, disk: &str, name: &str, dry_run: bool) -> Result<SnapshotView, ApiError> {
+        let delete = DeleteSnapshot { name: name.to_owned(), dry_run };
+        self.post(&of_disk(disk, "/delete-snapshot")?, &delete)
+    }
+
+    /// Makes a disk that begins as a snapshot of another one, or as that disk is now.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn clone_disk(&self, disk: &str, clone: &CloneDisk) -> Result<DiskView, ApiError> {
+        self.call(Method::POST, &of_disk(disk, "/clone")?, encode(clone)?, self.patience + SNAPSHOT)
     }
 
     /// The meters of a disk, from the top, on whichever node has it open.

@@ -23,9 +23,9 @@ use weir_identity::{LARGEST_MESSAGE, OtherEnd};
 
 use crate::access::Caller;
 use crate::api::{
-    ApiError, ApiErrorKind, ConfirmFenced, CreateDisk, CreateVolume, Delete, DeleteVolume, Disks, DrainNode,
-    EventList, Export, Follow, Meters, Move, NOT_JOINED, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy,
-    Volumes,
+    ApiError, ApiErrorKind, Barrier, CloneDisk, ConfirmFenced, CreateDisk, CreateSnapshot, CreateVolume,
+    Delete, DeleteSnapshot, DeleteVolume, Disks, DrainNode, EventList, Export, Follow, Meters, Move,
+    NOT_JOINED, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy, Volumes,
 };
 use crate::client::INTENDED_FOR;
 use crate::cluster::views::{Invite, NewClient, Revoke, Rotate, Withdraw};
@@ -210,7 +210,23 @@ fn of_disk() -> Router<Operations> {
     let record = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<RecordProfile>| {
         json(ops.record_profile(&name, it).await)
     };
+    let snapshots = async |Ops(ops): Ops, Name(name): Name| json(ops.snapshots(&name).await);
+    let snapshot = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<CreateSnapshot>| {
+        json(ops.create_snapshot(&name, it).await)
+    };
+    let delete_snapshot = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<DeleteSnapshot>| {
+        json(ops.delete_snapshot(&name, it).await)
+    };
+    let clone = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<CloneDisk>| {
+        json(ops.clone_disk(&name, it).await)
+    };
+    let barrier =
+        async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Barrier>| json(ops.barrier(&name, it).await);
     Router::new()
+        .route("/v1/disks/{name}/snapshots", get(snapshots).post(snapshot))
+        .route("/v1/disks/{name}/delete-snapshot", post(delete_snapshot))
+        .route("/v1/disks/{name}/clone", post(clone))
+        .route("/v1/disks/{name}/barrier", post(barrier))
         .route("/v1/disks/{name}", get(show))
         .route("/v1/disks/{name}/create", post(create_named))
         .route("/v1/disks/{name}/profile", get(profile).post(record))

@@ -8,6 +8,7 @@ mod engine;
 mod node;
 mod prefill;
 mod profile;
+mod snapshot;
 mod verify;
 
 use std::any::TypeId;
@@ -29,6 +30,7 @@ pub use disk::DiskCommand;
 pub use engine::BenchEngine;
 pub use node::{NodeArgs, NodeCommand};
 pub use profile::{ExportFormat, ProfileCommand, ProfileSource};
+pub use snapshot::{SnapshotCommand, SnapshotName};
 pub use verify::VerifyArgs;
 
 const ABOUT: &str = "Weir is storage software for clusters of Linux hypervisors. It serves virtual disks from shared storage that you \
@@ -159,6 +161,9 @@ pub enum Command {
     /// Virtual disks.
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Snapshots of disks.
+    #[command(subcommand, after_long_help = snapshot::EXAMPLES)]
+    Snapshot(SnapshotCommand),
     /// Who belongs to the cluster: its certificate authority, nodes, clients, join tokens.
     #[command(subcommand, after_long_help = cluster::EXAMPLES)]
     Cluster(ClusterCommand),

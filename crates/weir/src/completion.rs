@@ -23,6 +23,26 @@ pub fn disks() -> ArgValueCandidates {
     })
 }
 
+/// All snapshots, as `DISK@SNAPSHOT`.
+pub fn snapshots() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| candidates(client().iter().flat_map(snapshots_of_all)))
+}
+
+/// The names of all disks, and all snapshots.
+pub fn snapshots_and_disks() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let Some(client) = client() else { return Vec::new() };
+        let disks = client.disks().ok().into_iter().flatten().map(|disk| disk.name);
+        candidates(disks.chain(snapshots_of_all(&client)))
+    })
+}
+
+fn snapshots_of_all(client: &Client) -> Vec<String> {
+    let disks = client.disks().ok().into_iter().flatten();
+    let snapshots = disks.filter_map(|disk| client.snapshots(&disk.name).ok()).flatten();
+    snapshots.map(|one| format!("{}@{}", one.disk, one.name)).collect()
+}
+
 /// The names of all volumes.
 pub fn volumes() -> ArgValueCandidates {
     ArgValueCandidates::new(|| {

@@ -128,7 +128,7 @@ pub enum Source {
     },
 }
 
-fn is_zero(number: &u64) -> bool {
+pub(super) fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use super::disk::is_zero;
 use super::{Medium, Record, RecordError, check_name};
 use crate::machine::Machine;
 
@@ -378,6 +379,9 @@ pub struct UnfinishedRecord {
     /// Losses of a deletion apart from the file, for the event that tells its end.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub lost: String,
+    /// The mark on the file of a disk that begins as a snapshot; 0 of one that begins empty.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub clone: u64,
 }
 
 impl Record for UnfinishedRecord {

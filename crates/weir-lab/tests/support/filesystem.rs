@@ -1,4 +1,4 @@
-//! A small ext4 on a loop device, which can be full and slow.
+//! A small filesystem on a loop device, which can be full and slow.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -17,21 +17,30 @@ pub struct SmallFilesystem {
 }
 
 impl SmallFilesystem {
-    /// Makes one of `size` bytes and mounts it.
+    /// Makes an ext4 of `size` bytes and mounts it.
     pub fn mount(size: u64) -> SmallFilesystem {
+        // Small filesystems would get blocks of 1 KiB, in which little of what disks do stays together.
+        let ready = "lazy_itable_init=0,lazy_journal_init=0";
+        SmallFilesystem::made(size, "ext4", &["-b", "4096", "-m", "0", "-E", ready])
+    }
+
+    /// Makes an XFS of `size` bytes, at least 300 MiB, and mounts it.
+    pub fn mount_xfs(size: u64) -> SmallFilesystem {
+        SmallFilesystem::made(size, "xfs", &[])
+    }
+
+    fn made(size: u64, kind: &str, options: &[&str]) -> SmallFilesystem {
         assert!(rustix::process::geteuid().is_root(), "loop mounts need root: run this test as root");
         let directory = tempfile::tempdir().unwrap();
         let image = directory.path().join(IMAGE);
         File::create(&image).unwrap().set_len(size).unwrap();
         std::fs::create_dir(directory.path().join(MOUNT)).unwrap();
         let image = image.to_str().unwrap();
-        // Small filesystems would get blocks of 1 KiB, in which little of what disks do stays together.
-        let ready = "lazy_itable_init=0,lazy_journal_init=0";
-        run("mkfs.ext4", ["-q", "-b", "4096", "-m", "0", "-E", ready, image]);
+        run(&format!("mkfs.{kind}"), ["-q"].iter().chain(options).chain(&[image]));
         let device = run("losetup", ["--find", "--show", "--direct-io=on", image]).trim().to_owned();
         // From here on it is cleaned up, whatever fails.
         let filesystem = SmallFilesystem { directory, device };
-        run("mount", ["-t", "ext4", &filesystem.device, filesystem.path().to_str().unwrap()]);
+        run("mount", ["-t", kind, &filesystem.device, filesystem.path().to_str().unwrap()]);
         filesystem
     }
 

@@ -21,7 +21,7 @@ pub struct Intents {
 
 impl Intents {
     /// Begins a step about a disk. `None` if one is under way.
-    pub(super) fn begin(&self, disk: &str) -> Option<UnderWay<'_>> {
+    pub(crate) fn begin(&self, disk: &str) -> Option<UnderWay<'_>> {
         UnderWay::begin(&self.here, disk)
     }
 
@@ -57,7 +57,7 @@ impl Intents {
 }
 
 /// A step of this process, under way while the value lives.
-pub(super) struct UnderWay<'a>(&'a Mutex<BTreeSet<String>>, String);
+pub(crate) struct UnderWay<'a>(&'a Mutex<BTreeSet<String>>, String);
 
 impl<'a> UnderWay<'a> {
     fn begin(disks: &'a Mutex<BTreeSet<String>>, disk: &str) -> Option<UnderWay<'a>> {

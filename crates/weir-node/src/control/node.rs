@@ -181,20 +181,24 @@ pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, VolumeError> + Send + 'static,
 ) -> Result<T, ApiError> {
     match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result.map_err(|error| {
-            let kind = match &error {
-                VolumeError::Exists { .. } | VolumeError::SameDirectory { .. } => ApiErrorKind::Exists,
-                VolumeError::NotFound(_) => ApiErrorKind::NotFound,
-                VolumeError::InvalidName { .. }
-                | VolumeError::InvalidSize { .. }
-                | VolumeError::Unsuitable { .. }
-                | VolumeError::NotADirectory(_) => ApiErrorKind::Invalid,
-                _ => ApiErrorKind::Failed,
-            };
-            ApiError::new(kind, error.to_string())
-        }),
+        Ok(result) => result.map_err(volume_error),
         Err(error) => Err(ApiError::new(ApiErrorKind::Failed, error.to_string())),
     }
+}
+
+/// A volume's error as the API's.
+pub fn volume_error(error: VolumeError) -> ApiError {
+    let kind = match &error {
+        VolumeError::Exists { .. } | VolumeError::SameDirectory { .. } => ApiErrorKind::Exists,
+        VolumeError::NotFound(_) => ApiErrorKind::NotFound,
+        VolumeError::InvalidName { .. }
+        | VolumeError::InvalidSize { .. }
+        | VolumeError::Unsuitable { .. }
+        | VolumeError::NotADirectory(_) => ApiErrorKind::Invalid,
+        VolumeError::NoReflinks(_) => ApiErrorKind::Refused,
+        _ => ApiErrorKind::Failed,
+    };
+    ApiError::new(kind, error.to_string())
 }
 
 /// The registry's error as the API's.

@@ -19,13 +19,15 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_cluster::records::{DiskRecord, Record, Step, UnfinishedRecord, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{Entry, RegistryError, Transaction};
-use weir_volume::{DirVolume, DiskFiles, LunVolume, VolumeError};
+use weir_volume::disk_files::delete_unwritten;
+use weir_volume::{DirVolume, DiskFiles, LunVolume, VolumeError, snapshot};
 
 use super::decide::is_live;
 use super::intents::UnderWay;
 use super::lun_disks;
-use super::node::{Node, blocking, unavailable};
+use super::node::{Node, blocking, random, unavailable};
 use crate::error::{ApiError, ApiErrorKind};
+use crate::units::count;
 
 /// Between two looks for what others have left.
 const LOOK: Duration = Duration::from_secs(3);
@@ -49,7 +51,7 @@ struct Note<'a> {
 
 /// Runs a step to its end, also if its waiter goes away, for example because the client has disconnected. Cut off in the
 /// middle, it would leave a call to the storage in flight without a record of it.
-async fn to_its_end<T: Send + 'static>(
+pub(crate) async fn to_its_end<T: Send + 'static>(
     step: impl Future<Output = Result<T, ApiError>> + Send + 'static,
 ) -> Result<T, ApiError> {
     let cut_off = |_| ApiError::new(ApiErrorKind::Failed, "the step did not complete; see this node's log");
@@ -94,16 +96,32 @@ pub(crate) fn in_volume(volume: &Entry) -> Transaction {
         .put(volume.key.clone(), volume.value.clone())
 }
 
+/// What a disk holds at first.
+#[derive(Clone, Debug)]
+pub enum Origin {
+    /// Zeroes.
+    Empty,
+    /// What a snapshot in the same volume holds.
+    Snapshot {
+        /// The snapshot's disk.
+        disk: String,
+        /// The snapshot.
+        snapshot: String,
+    },
+}
+
 /// Creates the file of a disk, and then its record; also if its waiter has gone.
 ///
 /// # Errors
 /// There is such a disk or file, the volume refuses, or the registry does not answer.
-pub async fn make(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError> {
+pub async fn make(node: &Arc<Node>, record: &DiskRecord, origin: Origin) -> Result<(), ApiError> {
     let (node, record) = (Arc::clone(node), record.clone());
-    to_its_end(async move { make_here(&node, &record).await }).await
+    to_its_end(async move { make_here(&node, &record, origin).await }).await
 }
 
-async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError> {
+async fn make_here(node: &Arc<Node>, record: &DiskRecord, origin: Origin) -> Result<(), ApiError> {
+    // Tells our file from any other.
+    let clone = if matches!(origin, Origin::Snapshot { .. }) { random().max(1) } else { 0 };
     let (name, size) = (record.name.clone(), record.size);
     let exists = || ApiError::new(ApiErrorKind::Exists, format!("there is a disk {} already", record.name));
     let disk = keys::disk(&name);
@@ -114,7 +132,7 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError
         let (files, file) = (Files::of(node, volume.clone()), name.clone());
         blocking(move || files.open()?.check_free(&file)).await?;
         let before = in_volume(&entry).absent(disk.clone());
-        match Note::write(node, record, Step::Making, "", before).await {
+        match Note::write(node, record, Step::Making, ("", clone), before).await {
             Ok(note) => break (note, volume),
             // Meanwhile another disk was begun in the volume, or the volume was replaced.
             Err(RegistryError::Conflict { .. })
@@ -124,11 +142,20 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError
         }
     };
     let (files, file) = (Files::of(node, volume), name.clone());
-    if let Err(error) = blocking(move || files.open()?.create_disk(&file, size)).await {
+    let made = blocking(move || {
+        let files = files.open()?;
+        match &origin {
+            Origin::Empty => files.create_disk(&file, size),
+            Origin::Snapshot { disk, snapshot } => {
+                snapshot::clone_disk(&*files, (disk, snapshot), &file, size, clone)
+            }
+        }
+    });
+    if let Err(error) = made.await {
         match error.kind {
             // The file of a process that does not use notes.
             ApiErrorKind::Exists => note.strike_off().await,
-            _ => undo(node, record, Some(note)).await,
+            _ => undo(node, record, clone, Some(note)).await,
         }
         return Err(error);
     }
@@ -142,7 +169,7 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError
         // Another process took the note over while this one stood still, and may have checked before the file was there.
         Err(RegistryError::Conflict { .. }) => {
             drop(note);
-            undo(node, record, None).await;
+            undo(node, record, clone, None).await;
             Err(exists())
         }
         // In doubt. If it was not committed, the note says whose the file is.
@@ -152,13 +179,13 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord) -> Result<(), ApiError
 
 /// Removes the file of a disk that could not be created, under our note; if that is not ours any more, under a new one. If it
 /// does not succeed now, [`keep_finished`] retries, provided that there is a note.
-async fn undo(node: &Node, record: &DiskRecord, note: Option<Note<'_>>) {
+async fn undo(node: &Node, record: &DiskRecord, clone: u64, note: Option<Note<'_>>) {
     let mut undone = match note {
         Some(note) => note.finish().await.map(drop),
         None => Err(ApiError::new(ApiErrorKind::Unavailable, "another node has taken this step over")),
     };
     if undone.is_err() {
-        undone = undo_anew(node, record).await;
+        undone = undo_anew(node, record, clone).await;
     }
     if let Err(error) = undone {
         tracing::info!(disk = record.name, %error, "the removal of an incomplete file is retried later");
@@ -168,11 +195,11 @@ async fn undo(node: &Node, record: &DiskRecord, note: Option<Note<'_>>) {
 /// Removes the file under a new note, which there can be only while no disk has the name and no other process works on it. A
 /// process that does cannot create the disk, because our file is in its way, and leaves the file alone: so this waits a
 /// little for its end.
-async fn undo_anew(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
+async fn undo_anew(node: &Node, record: &DiskRecord, clone: u64) -> Result<(), ApiError> {
     let (deadline, disk) = (Nanos::now() + UNDER_WAY, keys::disk(&record.name));
     loop {
         let nobody = in_volume(&node.volume_entry(&record.volume).await?.0).absent(disk.clone());
-        let error = match Note::write(node, record, Step::Making, "", nobody).await {
+        let error = match Note::write(node, record, Step::Making, ("", clone), nobody).await {
             Ok(note) => return note.finish().await.map(drop),
             Err(error) => error,
         };
@@ -241,10 +268,17 @@ async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str
         return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("`weir events` tells its end"));
     };
     // Without the mount, no file would be found, and none removed.
-    let files = Files::of(node, node.volume(&record.volume).await?);
-    blocking(move || files.open().map(drop)).await?;
+    let (files, name) = (Files::of(node, node.volume(&record.volume).await?), record.name.clone());
+    let snapshots = blocking(move || snapshot::list(&*files.open()?, Some(&name))).await?;
+    if let Some(first) = snapshots.first() {
+        let count = count(snapshots.len() as u64, "snapshot");
+        let message = format!("disk {0} has {count}, the oldest is {0}@{1}", record.name, first.name);
+        let hint =
+            format!("`weir snapshot delete {}@{}`; clones of it stay as they are", record.name, first.name);
+        return Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint));
+    }
     let gone = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision).delete(entry.key.clone());
-    match Note::write(node, record, Step::Removing, lost, gone).await {
+    match Note::write(node, record, Step::Removing, (lost, 0), gone).await {
         Ok(note) => note.finish().await.map(drop),
         Err(RegistryError::Conflict { .. }) => {
             let message = format!("disk {} has just been opened", record.name);
@@ -354,11 +388,11 @@ impl<'a> Note<'a> {
         node: &'a Node,
         disk: &DiskRecord,
         step: Step,
-        lost: &str,
+        (lost, clone): (&str, u64),
         before: Transaction,
     ) -> Result<Note<'a>, RegistryError> {
         let (disk, volume, by) = (disk.name.clone(), disk.volume.clone(), node.session.node_ref());
-        let record = UnfinishedRecord { disk, volume, step, by, lost: lost.to_owned() };
+        let record = UnfinishedRecord { disk, volume, step, by, lost: lost.to_owned(), clone };
         let before = before.absent(keys::unfinished(&record.disk));
         Note::put(node, record, before).await
     }
@@ -390,12 +424,12 @@ impl<'a> Note<'a> {
             let message = format!("disk {}: another node has taken this step over", self.record.disk);
             return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
         }
-        let (name, step) = (self.record.disk.clone(), self.record.step);
+        let (name, step, clone) = (self.record.disk.clone(), self.record.step, self.record.clone);
         let removed = blocking(move || {
             let volume = files.open()?;
             let path = volume.disk_path(&name)?;
             match step {
-                Step::Making => volume.delete_unwritten(&name)?,
+                Step::Making => delete_unwritten(&*volume, &name, clone)?,
                 Step::Removing => volume.delete_if_there(&name)?,
             }
             Ok(path)
@@ -446,13 +480,14 @@ mod tests {
             step: Step::Making,
             by: NodeRef::new("other", 1),
             lost: String::new(),
+            clone: 0,
         };
         let noted = node.registry.transact(other.create(keys::unfinished("d"))).await.unwrap();
 
         volume.create_disk("d", 1 << 20).unwrap();
         let undone = tokio::spawn({
             let (node, record) = (Arc::clone(&node), record.clone());
-            async move { undo(&node, &record, None).await }
+            async move { undo(&node, &record, 0, None).await }
         });
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert!(volume.disk_path("d").unwrap().exists(), "not while somebody else is at it");

@@ -7,6 +7,7 @@ mod luns;
 mod measured;
 mod nodes;
 mod owners;
+pub mod snapshots;
 mod views;
 mod volumes;
 
@@ -35,6 +36,7 @@ use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
 use crate::control::disk::{Request, Why};
 use crate::control::node::{random, unavailable};
+use crate::control::provisioning::Origin;
 use crate::control::{Node, Tasks, provisioning};
 use crate::timestamps::rfc3339;
 
@@ -54,8 +56,9 @@ const EXPORTED: Duration = Duration::from_secs(15);
 /// meanwhile.
 const MOST_FORWARDS: u32 = 4;
 
-/// Changes that another host takes from this one, within the limits of [`Operations::export`] and [`Operations::move_disk`].
-const FOR_NODES: [&str; 2] = ["export", "move"];
+/// Changes that another host takes from this one, within the limits of [`Operations::export`] and [`Operations::move_disk`]; a
+/// barrier ends by itself.
+const FOR_NODES: [&str; 3] = ["export", "move", "barrier"];
 
 /// The remedy where another node has to do it.
 pub(crate) const ELSEWHERE: &str = "repeat the command on that host";
@@ -170,6 +173,13 @@ impl Operations {
         if let Some(coordinator) = self.coordinated_elsewhere(&wanted.volume).await? {
             return self.forward(&coordinator, &wanted.name, "create", &wanted).await;
         }
+        self.make_disk(wanted, Origin::Empty).await
+    }
+
+    /// Makes a disk in a volume whose files this node reaches.
+    async fn make_disk(&self, wanted: CreateDisk, origin: Origin) -> Answer<DiskView> {
+        let invalid = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Invalid, error.to_string());
+        check_name(&wanted.name).map_err(|error| invalid(&error))?;
         let policy: Policy = parse_policy(&wanted.policy)?;
         let source = Source::File { name: wanted.name.clone() };
         let CreateDisk { name, volume, size, logical_block, medium, limit, .. } = wanted;
@@ -187,8 +197,13 @@ impl Operations {
         // Above every epoch that an earlier disk of this name can have had, since each of those cost a revision: all its
         // remains are older than this one (P2).
         record.epoch = first_epoch(&*self.node.registry, known.revision).await.map_err(unavailable)?;
-        self.bounded(provisioning::make(&self.node, &record)).await?;
-        let text = format!("in volume {volume}, {size} bytes, {policy}, {medium}");
+        self.bounded(provisioning::make(&self.node, &record, origin.clone())).await?;
+        let text = match &origin {
+            Origin::Empty => format!("in volume {volume}, {size} bytes, {policy}, {medium}"),
+            Origin::Snapshot { disk, snapshot } => {
+                format!("in volume {volume}, a clone of {disk}@{snapshot}, {size} bytes, {policy}, {medium}")
+            }
+        };
         self.node.journal.tell("disk-created", &name, text);
         let view = self.views([&record], Vec::new(), None).await.into_iter().next();
         view.ok_or_else(|| ApiError::new(ApiErrorKind::Unavailable, "the disk has just been made"))

@@ -275,8 +275,14 @@ mod tests {
             let (key, note_key) = (keys::disk("d"), keys::unfinished("d"));
             let step = if is_deletion { Step::Removing } else { Step::Making };
             let by = node.session.node_ref();
-            let note =
-                UnfinishedRecord { disk: "d".into(), volume: "v".into(), step, by, lost: String::new() };
+            let note = UnfinishedRecord {
+                disk: "d".into(),
+                volume: "v".into(),
+                step,
+                by,
+                lost: String::new(),
+                clone: 0,
+            };
             let steps = if is_deletion {
                 node.registry.transact(disk.create(key.clone())).await.unwrap();
                 let begin = note.create(note_key.clone()).delete(key.clone());

@@ -14,6 +14,7 @@ use weir_profile::Profile;
 use weir_volume::lun::route_status::{Reason, Reasons, RouteState};
 use weir_volume::{Backing, BackingKind, BackingOptions, CoordinatorWay, SharedDisk};
 
+use super::barrier::BarrierSlot;
 use super::health::DelayCounters;
 use super::load::RunningLoad;
 use super::messages::{Arrival, DiskStatus, LimitDelays, LoadLayer, OpenDisk, RouteView};
@@ -65,6 +66,7 @@ pub struct Disk {
     /// Who waits until it holds nothing of a LUN, by number; and the last number.
     dropping: Vec<(u64, oneshot::Sender<()>)>,
     last_drop: u64,
+    barrier: BarrierSlot,
 }
 
 impl Disk {
@@ -145,6 +147,7 @@ impl Disk {
             route: None,
             dropping: Vec::new(),
             last_drop: 0,
+            barrier: BarrierSlot::default(),
         })
     }
 
@@ -225,6 +228,9 @@ impl Disk {
         }
         if self.load.is_some() {
             return Err("a load runs on this disk already; wait for its end".into());
+        }
+        if layer == LoadLayer::Backing && self.barrier.is_raised() {
+            return Err("a snapshot of the disk is being made; wait for its end".into());
         }
         if layer == LoadLayer::Backing && !self.top.accel().inner().is_clean() {
             return Err(
@@ -315,8 +321,23 @@ impl Disk {
             self.holding_clients.drain(..).for_each(|done| answer(done, ()));
         }
         self.answer_drops();
+        self.barrier.turn(self.top.accel_mut().inner_mut(), reactor.now());
         self.delays.publish(self.exports.delays());
         self.due = self.deadline_now(reactor, workspace);
+    }
+
+    /// Raises a barrier of destage; `waiting` is answered when the disk is there.
+    pub fn raise_barrier(&mut self, number: u64, now: Nanos, waiting: oneshot::Sender<Result<(), String>>) {
+        if !matches!(self.life, Life::Serving) {
+            return answer(waiting, Err("the disk is being closed".into()));
+        }
+        let load = self.load.as_ref().map(|load| load.layer);
+        self.barrier.raise(self.top.accel_mut().inner_mut(), load, number, now, waiting);
+    }
+
+    /// Lowers a barrier. Whether the disk has been there until now.
+    pub fn lower_barrier(&mut self, number: u64) -> bool {
+        self.barrier.lower(self.top.accel_mut().inner_mut(), number)
     }
 
     /// Nothing more is destaged; answered when nothing of it is under way and the disk may be handed over.
@@ -459,7 +480,7 @@ impl Disk {
         let load = load.map_or(Nanos::NEVER, RunningLoad::deadline);
         let recording = self.top.accel().observer().deadline();
         let layers = self.top.deadline().min(self.exports.deadline(&self.top, reactor, workspace));
-        layers.min(load).min(recording)
+        layers.min(load).min(recording).min(self.barrier.deadline())
     }
 
     /// Begins to close: clients are answered and disconnected, everything is destaged.

@@ -18,7 +18,8 @@ const LOAD_TAG: u64 = 1 << 63;
 /// A load in progress and the client that waits for its result.
 pub struct RunningLoad {
     load: LayerLoad,
-    layer: LoadLayer,
+    /// Where its requests go.
+    pub layer: LoadLayer,
     /// No client may come while it runs: it overwrites the disk, and it was allowed only because there was none.
     pub excludes_clients: bool,
     done: Vec<Completion>,

@@ -11,12 +11,12 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use weir_accel::{Configuration, DestageStatus, Former};
-use weir_block::{LayerMeter, Stream};
+use weir_block::{IoError, LayerMeter, Stream};
 use weir_export::{Client, Delays, Rate};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
 use weir_volume::lun::route_status::{Reason, RouteStatus};
-use weir_volume::lun::serving::OpenedDisk;
+use weir_volume::lun::serving::{Change, OpenedDisk};
 use weir_volume::{BackingKind, BackingOptions, FileIdentity, Mark, Trace};
 
 /// The way in which a disk comes to this node.
@@ -156,6 +156,10 @@ pub enum Command {
     SetRate { disk: String, rate: Option<Rate> },
     /// The disk's size changed (grown).
     Resize { disk: String, size: u64, done: oneshot::Sender<Result<(), String>> },
+    /// Bring everything that was acknowledged to the backing of an open disk, and nothing from behind that. Answered when that is so.
+    RaiseBarrier { disk: String, number: u64, done: oneshot::Sender<Result<(), String>> },
+    /// Destage goes on. Answered with whether the backing has been as `RaiseBarrier` has said until now.
+    LowerBarrier { disk: String, number: u64, done: oneshot::Sender<bool> },
     /// The states of this shard's disks.
     Status { answer: oneshot::Sender<Vec<DiskStatus>> },
     /// The meters of one disk, from the export down.
@@ -181,6 +185,8 @@ pub enum Command {
         owner: Option<u64>,
         done: oneshot::Sender<Result<(), String>>,
     },
+    /// Change the layout of a disk that is served here, when its owner has given up all that it holds. Answered when that is done.
+    ChangeServed { disk: String, change: ServedChange, done: oneshot::Sender<Result<(), IoError>> },
     /// This node does not coordinate the volume of a disk any more. Answered when nothing of it is under way.
     StopServing { disk: String, done: oneshot::Sender<()> },
     /// The owner of a disk that is served here has connected; it is of the epoch `epoch` at most.
@@ -205,6 +211,15 @@ pub struct OpenedServed(pub OpenedDisk);
 impl fmt::Debug for OpenedServed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("OpenedServed")
+    }
+}
+
+/// A change of a served disk's layout, on its way to its shard.
+pub struct ServedChange(pub Change);
+
+impl fmt::Debug for ServedChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ServedChange")
     }
 }
 

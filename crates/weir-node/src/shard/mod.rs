@@ -1,6 +1,7 @@
 //! The data path of a node: a shard is one thread with one reactor that owns some disks and all that belongs
 //! to them. Nothing is shared between shards; they and the control plane talk through [`messages`].
 
+pub mod barrier;
 mod disk;
 mod dispatch;
 pub mod health;

@@ -387,6 +387,17 @@ impl Turning {
                     self.find(&disk).map_or(Err("the disk is not open here".into()), |one| one.resize(size));
                 answer(done, resized);
             }
+            Command::RaiseBarrier { disk, number, done } => {
+                let now = self.reactor.now();
+                match self.find(&disk) {
+                    Some(one) => one.raise_barrier(number, now, done),
+                    None => answer(done, Err("the disk is not open here".into())),
+                }
+            }
+            Command::LowerBarrier { disk, number, done } => {
+                let was_there = self.find(&disk).is_some_and(|one| one.lower_barrier(number));
+                answer(done, was_there);
+            }
             Command::Status { answer: to } => answer(to, self.status()),
             Command::Meters { disk, answer: to } => {
                 let meters = self.find(&disk).map(|one| one.meters());
@@ -408,6 +419,7 @@ impl Turning {
                 let served = self.serve(disk, opened, epoch, owner);
                 answer(done, served);
             }
+            Command::ChangeServed { disk, change, done } => self.change_served(&disk, change, done),
             Command::StopServing { disk, done } => self.stop_serving(&disk, done),
             Command::OwnerConnected { disk, stream, epoch } => self.owner_connected(&disk, stream, epoch),
             Command::LoseCoordinator { disk } => {

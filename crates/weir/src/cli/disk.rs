@@ -5,6 +5,7 @@ use weir_block::size::{Size, parse_size_above_zero};
 use weir_node::api::{DiskLimit, Medium};
 use weir_node::units::Period;
 
+use super::snapshot::{CloneSource, parse_source};
 use crate::completion;
 
 #[derive(Debug, Subcommand)]
@@ -31,6 +32,28 @@ pub enum DiskCommand {
         /// Logical block: 512 or 4096 bytes.
         #[arg(long, default_value_t = 512, value_name = "BYTES")]
         block: u32,
+        #[command(flatten)]
+        limit: LimitArgs,
+    },
+    /// Create a disk that begins as a snapshot of another one, or as that disk is now, and shares its blocks.
+    ///
+    /// It takes hardly any time and no space until one of them is written. Neither changes the other, and either can be deleted. The
+    /// filesystem must have reflinks (XFS, btrfs).
+    #[command(
+        after_long_help = "Examples:\n  weir disk clone golden@v1 vm1\n  weir disk clone db db-test --policy write-through"
+    )]
+    Clone {
+        /// The disk, or one of its snapshots.
+        #[arg(value_name = "DISK[@SNAPSHOT]", value_parser = parse_source, add = completion::snapshots_and_disks())]
+        source: CloneSource,
+        /// The name of the new disk, in the same volume.
+        name: String,
+        /// As of `weir disk create`.
+        #[arg(long, default_value = "write-back+1")]
+        policy: String,
+        /// As of `weir disk create`.
+        #[arg(long, default_value = "ram")]
+        medium: Medium,
         #[command(flatten)]
         limit: LimitArgs,
     },

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_block::size::Size;
-use weir_node::api::{CreateDisk, Delete, Deleted, DiskView, Disks, Export, Moved};
+use weir_node::api::{CloneDisk, CreateDisk, Delete, Deleted, DiskView, Disks, Export, Moved};
 use weir_node::shard::messages::{DiskStatus, LimitDelays, RouteReason, RouteView};
 use weir_node::units::{Period, about, count};
 use weir_report::format;
@@ -23,6 +23,11 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
             let wanted =
                 CreateDisk { name, volume, size: size.0, logical_block: block, policy, medium, limit };
             print(global.output, &any_node(global)?.create_disk(&wanted)?, show)
+        }
+        DiskCommand::Clone { source, name, policy, medium, limit } => {
+            let limit = limit.limit().map_err(Failure::usage)?;
+            let wanted = CloneDisk { name, snapshot: source.snapshot, policy, medium, limit };
+            print(global.output, &any_node(global)?.clone_disk(&source.disk, &wanted)?, show)
         }
         DiskCommand::List => {
             print(global.output, &Disks { disks: any_node(global)?.disks()? }, |all| rows(&all.disks))

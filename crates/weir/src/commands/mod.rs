@@ -16,6 +16,7 @@ mod moved;
 mod node;
 pub mod profile;
 mod rotation;
+mod snapshot;
 mod status;
 mod top;
 mod trust;
@@ -36,6 +37,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Lab(command) => lab::run(global, command),
         Command::Volume(command) => volume::run(global, command),
         Command::Disk(command) => disk::run(global, command),
+        Command::Snapshot(command) => snapshot::run(global, command),
         Command::Cluster(command) => cluster::run(global, command),
         Command::Status => status::status(global),
         Command::Events { follow } => events::run(global, follow),

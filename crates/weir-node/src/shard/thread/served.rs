@@ -1,18 +1,19 @@
 //! Disks of volumes that this node coordinates: each is served to its owner, here or on another node.
 
 use std::cell::RefCell;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use weir_block::{Event, Nanos, Stream};
+use weir_block::{Code, ErrorKind, Event, IoError, Nanos, Stream};
 use weir_volume::CoordinatorWay;
 use weir_volume::lun::serving::ServedDisk;
 
 use super::Turning;
 use crate::shard::answer;
 use crate::shard::dispatch::Target;
-use crate::shard::messages::OpenedServed;
+use crate::shard::messages::{OpenedServed, ServedChange};
 
 /// A disk that waits for memory gets another turn after this long.
 const WAITS_AGAIN: Duration = Duration::from_millis(1);
@@ -25,6 +26,22 @@ pub(super) struct Served {
     touched: bool,
     /// Who waits for its end.
     stopping: Option<oneshot::Sender<()>>,
+    /// Who waits for changes of its layout, by their numbers; and the last number.
+    changing: BTreeMap<u64, oneshot::Sender<Result<(), IoError>>>,
+    last_change: u64,
+}
+
+impl Served {
+    fn new(name: String, disk: Rc<RefCell<ServedDisk>>) -> Served {
+        Served { name, disk, touched: true, stopping: None, changing: BTreeMap::new(), last_change: 0 }
+    }
+
+    /// Answers those whose changes are made, or have failed.
+    fn answer_changes(&mut self) {
+        for (number, result) in self.disk.borrow_mut().changed() {
+            self.changing.remove(&number).into_iter().for_each(|done| answer(done, result));
+        }
+    }
 }
 
 impl Turning {
@@ -45,7 +62,7 @@ impl Turning {
         let disk = ServedDisk::new(&mut self.reactor, opened, epoch, owner);
         let disk = Rc::new(RefCell::new(disk.map_err(|error| error.to_string())?));
         let id = disk.borrow().id();
-        let slot = self.served.insert(Served { name, disk, touched: true, stopping: None });
+        let slot = self.served.insert(Served::new(name, disk));
         self.dispatch.set(id, Target::Served(slot));
         Ok(())
     }
@@ -59,6 +76,25 @@ impl Turning {
         (served.touched, served.stopping) = (true, Some(done));
         // Its owner here, if there is one, lets go of it.
         self.touch(name);
+    }
+
+    /// Changes the layout of a disk, when its owner has given up all that it holds.
+    pub(super) fn change_served(
+        &mut self,
+        name: &str,
+        ServedChange(change): ServedChange,
+        done: oneshot::Sender<Result<(), IoError>>,
+    ) {
+        let Some((_, served)) = self.served.iter_mut().find(|(_, served)| served.name == name) else {
+            let error = IoError::new(ErrorKind::Retry, Code::ShuttingDown, "the disk is not served here");
+            return answer(done, Err(error));
+        };
+        served.touched = true;
+        served.last_change += 1;
+        served.changing.insert(served.last_change, done);
+        let mut disk = served.disk.borrow_mut();
+        let whole = (0, disk.size());
+        disk.change(&mut self.reactor, served.last_change, whole, change);
     }
 
     pub(super) fn owner_connected(&mut self, name: &str, stream: Stream, epoch: u64) {
@@ -116,6 +152,7 @@ impl Turning {
             let served = &mut self.served[slot];
             served.touched = false;
             served.disk.borrow_mut().advance(&mut self.reactor);
+            served.answer_changes();
             let name = served.name.clone();
             self.touch(&name);
             if self.served[slot].disk.borrow().is_over() {

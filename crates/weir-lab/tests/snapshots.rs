@@ -1,0 +1,301 @@
+//! Snapshots of disks in use, and disks that begin as one: each is the disk at one point in time (P5), with everything that was acknowledged before.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod support;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use common::lun::LunBench;
+use common::{Bench, DISK, SIZE, alone, during, new_history, seed};
+use support::filesystem::SmallFilesystem;
+use weir_block::Nanos;
+use weir_lab::Lab;
+use weir_nbd::Uri;
+use weir_nbd::client::NbdClient;
+use weir_node::api::{ApiErrorKind, CloneDisk, CreateDisk, Delete, Export, Medium};
+
+const BLOCK: usize = 4096;
+
+/// Blocks that the counting guest writes, one after the other and again.
+const BLOCKS: u64 = 97;
+
+fn connect(lab: &Lab, disk: &str) -> NbdClient {
+    let view = lab.any_client().unwrap().disk(disk).unwrap();
+    let uri: Uri = view.uris.first().unwrap_or_else(|| panic!("{view:#?}")).parse().unwrap();
+    NbdClient::connect(&uri).unwrap()
+}
+
+/// Where write number `number` goes: far from its neighbours.
+fn place(number: u64) -> u64 {
+    (number % BLOCKS) * (SIZE / BLOCKS / BLOCK as u64) * BLOCK as u64
+}
+
+fn block(number: u64) -> Vec<u8> {
+    number.to_le_bytes().repeat(BLOCK / 8)
+}
+
+/// A guest that writes one block after the other, each with its number, and each when the one before is acknowledged.
+struct Counting {
+    stop: AtomicBool,
+    acknowledged: AtomicU64,
+    /// The longest time that a write took since this was asked last, in nanoseconds.
+    longest: AtomicU64,
+}
+
+impl Counting {
+    fn new() -> Counting {
+        Counting { stop: AtomicBool::new(false), acknowledged: AtomicU64::new(0), longest: AtomicU64::new(0) }
+    }
+
+    fn run(&self, lab: &Lab) {
+        let mut guest = connect(lab, DISK);
+        for number in 1.. {
+            if self.stop.load(Ordering::Relaxed) {
+                return;
+            }
+            let began = Nanos::now();
+            guest.write(place(number), &block(number), false).unwrap();
+            let took = Nanos::now() - began;
+            self.longest.fetch_max(took.as_nanos() as u64, Ordering::Relaxed);
+            self.acknowledged.store(number, Ordering::Release);
+        }
+    }
+}
+
+/// The number of the last write in a disk, which holds all before it, and nothing from after it.
+fn last_write(lab: &Lab, disk: &str) -> u64 {
+    let mut client = connect(lab, disk);
+    let mut read = |at| {
+        let mut data = vec![0; BLOCK];
+        client.read(at, &mut data).unwrap();
+        let number = u64::from_le_bytes(data[..8].try_into().unwrap());
+        assert_eq!(data, block(number), "{disk}: a torn block at {at}");
+        number
+    };
+    let found: Vec<u64> = (0..BLOCKS).map(|number| read(place(number))).collect();
+    let last = *found.iter().max().unwrap();
+    for (residue, number) in (0..BLOCKS).zip(&found) {
+        let newest = (last + 1).saturating_sub(BLOCKS)..=last;
+        let expected = newest.clone().find(|number| number % BLOCKS == residue).unwrap_or(0);
+        assert_eq!(*number, expected, "{disk}: block {residue} of a disk whose last write is {last}");
+    }
+    last
+}
+
+fn clone_of(name: &str, snapshot: Option<&str>) -> CloneDisk {
+    CloneDisk {
+        name: name.into(),
+        snapshot: snapshot.map(str::to_owned),
+        policy: "write-back+0".into(),
+        medium: Medium::Ram,
+        limit: None,
+    }
+}
+
+/// Snapshots of a disk in use are made `rounds` times; afterwards each is what the guest had written up to one point.
+fn snapshots_are_points_in_time(bench: &Bench, rounds: u64) {
+    let (lab, client) = (&bench.lab, bench.lab.any_client().unwrap());
+    let guest = Counting::new();
+    let mut before = Vec::new();
+    let mut pauses = Vec::new();
+    thread::scope(|scope| {
+        let running = scope.spawn(|| guest.run(lab));
+        for round in 0..rounds {
+            thread::sleep(Duration::from_millis(150));
+            guest.longest.store(0, Ordering::Relaxed);
+            before.push(guest.acknowledged.load(Ordering::Acquire));
+            let made = client.create_snapshot(DISK, &format!("s{round}"));
+            let made = made.unwrap_or_else(|error| panic!("{error:?}{}", bench.logs()));
+            assert_eq!((made.disk.as_str(), made.size), (DISK, SIZE));
+            thread::sleep(Duration::from_millis(100));
+            pauses.push(Duration::from_nanos(guest.longest.load(Ordering::Relaxed)));
+        }
+        guest.stop.store(true, Ordering::Relaxed);
+        running.join().unwrap();
+    });
+    pauses.sort();
+    eprintln!("longest write beside each snapshot: {pauses:?}");
+    let after = guest.acknowledged.load(Ordering::Acquire);
+    assert_eq!(client.snapshots(DISK).unwrap().len() as u64, rounds);
+    let mut lasts = Vec::new();
+    for (round, acknowledged) in before.iter().enumerate() {
+        let name = format!("c{round}");
+        client.clone_disk(DISK, &clone_of(&name, Some(&format!("s{round}")))).unwrap();
+        client.export(&name, &Export::default()).unwrap();
+        let last = last_write(lab, &name);
+        assert!(last >= *acknowledged && last <= after, "{last} after {acknowledged} of {after}");
+        lasts.push(last);
+    }
+    assert!(lasts.is_sorted(), "{lasts:?}");
+    eprintln!("acknowledged before {before:?}, in the snapshots {lasts:?}, in all {after}");
+    assert_eq!(last_write(lab, DISK), after);
+    clones_and_their_sources_do_not_change_each_other(bench, lasts[0]);
+    snapshots_go(bench, rounds, lasts[0]);
+}
+
+fn clones_and_their_sources_do_not_change_each_other(bench: &Bench, first: u64) {
+    let (lab, client) = (&bench.lab, bench.lab.any_client().unwrap());
+    client.clone_disk(DISK, &clone_of("now", None)).unwrap();
+    client.export("now", &Export::default()).unwrap();
+    let before = last_write(lab, "now");
+    let mut one = connect(lab, "now");
+    for number in 1..=BLOCKS {
+        one.write(place(number), &block(1 << 40), false).unwrap();
+    }
+    one.flush().unwrap();
+    assert_eq!(last_write(lab, DISK), before);
+    assert_eq!(last_write(lab, "c0"), first);
+    let mut source = connect(lab, DISK);
+    let mut data = vec![0; BLOCK];
+    for number in before + 1..=before + BLOCKS {
+        source.write(place(number), &block(number), false).unwrap();
+        one.read(place(number), &mut data).unwrap();
+        assert_eq!(data, block(1 << 40));
+    }
+    assert_eq!(last_write(lab, DISK), before + BLOCKS);
+    let snapshots = client.snapshots(DISK).unwrap();
+    assert!(snapshots.iter().all(|one| !one.name.starts_with("clone-")), "{snapshots:?}");
+}
+
+fn snapshots_go(bench: &Bench, rounds: u64, first: u64) {
+    let (lab, client) = (&bench.lab, bench.lab.any_client().unwrap());
+    let again = client.create_snapshot(DISK, "s0").unwrap_err();
+    assert_eq!(again.kind, ApiErrorKind::Exists, "{again:?}");
+    let refused = client.delete(DISK, &Delete { force: true, ..Delete::default() }).unwrap_err();
+    assert!(refused.message.contains("snapshots"), "{refused:?}");
+    client.export(DISK, &Export::default()).unwrap();
+    assert!(client.delete_snapshot(DISK, "none", false).unwrap_err().kind == ApiErrorKind::NotFound);
+    client.delete_snapshot(DISK, "s0", true).unwrap();
+    for round in 0..rounds {
+        client.delete_snapshot(DISK, &format!("s{round}"), false).unwrap();
+    }
+    assert_eq!(client.snapshots(DISK).unwrap(), []);
+    let last = last_write(lab, DISK);
+    // Its blocks are its own again, or will be; the clones' are theirs.
+    let mut source = connect(lab, DISK);
+    for number in last + 1..=last + 2 * BLOCKS {
+        source.write(place(number), &block(number), true).unwrap();
+    }
+    assert_eq!(last_write(lab, DISK), last + 2 * BLOCKS);
+    assert_eq!(last_write(lab, "c0"), first);
+    // What it is a clone of can go.
+    drop(source);
+    client.delete(DISK, &Delete { force: true, ..Delete::default() }).unwrap();
+    assert_eq!(last_write(lab, "c0"), first);
+}
+
+#[test]
+fn on_a_lun_with_replicas() {
+    let _turn = alone();
+    let pool = LunBench::up(3, "xfs", "write-back+1", |_| {});
+    snapshots_are_points_in_time(&pool.bench, 4);
+}
+
+#[test]
+fn on_a_lun_whose_coordinator_is_another_node_than_the_owner() {
+    let _turn = alone();
+    let pool = LunBench::up(3, "xfs", "write-through", |_| {});
+    let coordinator = pool.coordinator();
+    let other = pool.bench.lab.nodes().iter().map(|node| node.name.clone()).find(|name| *name != coordinator);
+    pool.bench.lab.any_client().unwrap().move_disk(DISK, &other.unwrap()).unwrap();
+    snapshots_are_points_in_time(&pool.bench, 4);
+}
+
+#[test]
+fn in_a_directory() {
+    let _turn = alone();
+    let filesystem = SmallFilesystem::mount_xfs(512 << 20);
+    let bench = Bench::up_on(&filesystem.path(), 2, "write-back+1", |_| {});
+    let client = bench.lab.any_client().unwrap();
+    let small = client.create_snapshot(DISK, "s").unwrap_err();
+    assert!(
+        small.message.contains("blocks of 512 bytes") && small.hint.contains("--block 4096"),
+        "{small:?}"
+    );
+    client.delete(DISK, &Delete { force: true, ..Delete::default() }).unwrap();
+    let disk = CreateDisk {
+        name: DISK.into(),
+        volume: "pool".into(),
+        size: SIZE,
+        logical_block: 4096,
+        policy: "write-back+1".into(),
+        medium: Medium::Ram,
+        limit: None,
+    };
+    client.create_disk(&disk).unwrap();
+    client.export(DISK, &Export::default()).unwrap();
+    bench.wait_effective();
+    snapshots_are_points_in_time(&bench, 4);
+    drop(bench);
+}
+
+/// Requests of any kind, deep queues, and the route from direct to redirected and back: the disk itself is always what it is.
+#[test]
+fn a_disk_under_load_stays_what_it_is_while_snapshots_come_and_go() {
+    let _turn = alone();
+    let seed = seed();
+    let pool = LunBench::up(3, "xfs", "write-back+1", |_| {});
+    let (mut load, ()) = during(pool.bench.load(new_history(seed), seed), Duration::from_secs(1), || {
+        let client = pool.bench.lab.any_client().unwrap();
+        for round in 0..6 {
+            let name = format!("s{round}");
+            client
+                .create_snapshot(DISK, &name)
+                .unwrap_or_else(|error| panic!("{error:?}{}", pool.bench.logs()));
+            thread::sleep(Duration::from_millis(300));
+            if round % 2 == 0 {
+                client.delete_snapshot(DISK, &name, false).unwrap();
+            }
+        }
+    });
+    eprintln!("longest stall {:?}", load.progress().longest_stall());
+    pool.bench.judge(&mut load, seed);
+}
+
+#[test]
+fn where_blocks_cannot_be_shared_that_is_said_and_nothing_is_left() {
+    let _turn = alone();
+    let pool = LunBench::up(2, "ext4", "write-back+0", |_| {});
+    let client = pool.bench.lab.any_client().unwrap();
+    let error = client.create_snapshot(DISK, "s").unwrap_err();
+    assert_eq!(error.kind, ApiErrorKind::Refused, "{error:?}");
+    assert!(error.message.contains("has no reflinks"), "{error:?}");
+    assert_eq!(client.snapshots(DISK).unwrap(), []);
+    let error = client.clone_disk(DISK, &clone_of("c", None)).unwrap_err();
+    assert!(error.message.contains("has no reflinks"), "{error:?}");
+    assert_eq!(client.disk("c").unwrap_err().kind, ApiErrorKind::NotFound);
+    // The disk goes on.
+    let mut guest = connect(&pool.bench.lab, DISK);
+    guest.write(0, &block(7), true).unwrap();
+}
+
+/// A closed disk has no owner who could say when; an image is cloned often.
+#[test]
+fn a_golden_image_is_closed_and_has_many_clones() {
+    let _turn = alone();
+    let pool = LunBench::up(2, "xfs", "write-back+0", |_| {});
+    let (lab, client) = (&pool.bench.lab, pool.bench.lab.any_client().unwrap());
+    let mut guest = connect(lab, DISK);
+    for number in 1..=BLOCKS {
+        guest.write(place(number), &block(number), false).unwrap();
+    }
+    guest.flush().unwrap();
+    drop(guest);
+    client.create_snapshot(DISK, "v1").unwrap();
+    let began = Nanos::now();
+    for number in 0..40 {
+        client.clone_disk(DISK, &clone_of(&format!("vm{number}"), Some("v1"))).unwrap();
+    }
+    eprintln!("40 clones in {:?}", Nanos::now() - began);
+    for name in ["vm0", "vm39"] {
+        client.export(name, &Export::default()).unwrap();
+        assert_eq!(last_write(lab, name), BLOCKS);
+    }
+    let twice = client.clone_disk(DISK, &clone_of("vm0", Some("v1"))).unwrap_err();
+    assert_eq!(twice.kind, ApiErrorKind::Exists, "{twice:?}");
+    let absent = client.clone_disk(DISK, &clone_of("vm40", Some("v2"))).unwrap_err();
+    assert_eq!(absent.kind, ApiErrorKind::NotFound, "{absent:?}");
+}
