@@ -107,9 +107,9 @@ fn snapshots_are_points_in_time(bench: &Bench, rounds: u64) {
             thread::sleep(Duration::from_millis(150));
             guest.longest.store(0, Ordering::Relaxed);
             before.push(guest.acknowledged.load(Ordering::Acquire));
-            let made = client.create_snapshot(DISK, &format!("s{round}"));
+            let made = client.create_snapshot(DISK, &format!("s{round}"), &[]);
             let made = made.unwrap_or_else(|error| panic!("{error:?}{}", bench.logs()));
-            assert_eq!((made.disk.as_str(), made.size), (DISK, SIZE));
+            assert_eq!((made.len(), made[0].disk.as_str(), made[0].size), (1, DISK, SIZE));
             thread::sleep(Duration::from_millis(100));
             pauses.push(Duration::from_nanos(guest.longest.load(Ordering::Relaxed)));
         }
@@ -162,7 +162,7 @@ fn clones_and_their_sources_do_not_change_each_other(bench: &Bench, first: u64) 
 
 fn snapshots_go(bench: &Bench, rounds: u64, first: u64) {
     let (lab, client) = (&bench.lab, bench.lab.any_client().unwrap());
-    let again = client.create_snapshot(DISK, "s0").unwrap_err();
+    let again = client.create_snapshot(DISK, "s0", &[]).unwrap_err();
     assert_eq!(again.kind, ApiErrorKind::Exists, "{again:?}");
     let refused = client.delete(DISK, &Delete { force: true, ..Delete::default() }).unwrap_err();
     assert!(refused.message.contains("snapshots"), "{refused:?}");
@@ -210,7 +210,7 @@ fn in_a_directory() {
     let filesystem = SmallFilesystem::mount_xfs(512 << 20);
     let bench = Bench::up_on(&filesystem.path(), 2, "write-back+1", |_| {});
     let client = bench.lab.any_client().unwrap();
-    let small = client.create_snapshot(DISK, "s").unwrap_err();
+    let small = client.create_snapshot(DISK, "s", &[]).unwrap_err();
     assert!(
         small.message.contains("blocks of 512 bytes") && small.hint.contains("--block 4096"),
         "{small:?}"
@@ -232,6 +232,64 @@ fn in_a_directory() {
     drop(bench);
 }
 
+/// A guest writes each number to one disk and then to another one, which another node owns. No snapshot has a write of the second disk without that of
+/// the first.
+#[test]
+fn snapshots_of_a_group_are_of_one_time() {
+    let _turn = alone();
+    let pool = LunBench::up(3, "xfs", "write-back+1", |_| {});
+    let (lab, client) = (&pool.bench.lab, pool.bench.lab.any_client().unwrap());
+    let other = lab.nodes().iter().map(|node| node.name.clone()).find(|name| *name != pool.bench.owner());
+    pool.bench.create("second", "write-through");
+    client.move_disk("second", &other.unwrap()).unwrap();
+    let (stop, longest) = (AtomicBool::new(false), AtomicU64::new(0));
+    let mut pauses = Vec::new();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut first, mut second) = (connect(lab, DISK), connect(lab, "second"));
+            for number in 1.. {
+                if stop.load(Ordering::Relaxed) {
+                    return;
+                }
+                for guest in [&mut first, &mut second] {
+                    let began = Nanos::now();
+                    guest.write(place(number), &block(number), false).unwrap();
+                    longest.fetch_max((Nanos::now() - began).as_nanos() as u64, Ordering::Relaxed);
+                }
+            }
+        });
+        for round in 0..8 {
+            thread::sleep(Duration::from_millis(100));
+            longest.store(0, Ordering::Relaxed);
+            let made = client.create_snapshot(DISK, &format!("g{round}"), &["second".into()]);
+            let made = made.unwrap_or_else(|error| panic!("{error:?}{}", pool.bench.logs()));
+            assert_eq!(made.len(), 2);
+            pauses.push(Duration::from_nanos(longest.load(Ordering::Relaxed)));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    pauses.sort();
+    eprintln!("longest write beside each snapshot: {pauses:?}");
+    for round in 0..8 {
+        let last = [DISK, "second"].map(|disk| {
+            let name = format!("{disk}-{round}");
+            client.clone_disk(disk, &clone_of(&name, Some(&format!("g{round}")))).unwrap();
+            client.export(&name, &Export::default()).unwrap();
+            last_write(lab, &name)
+        });
+        assert!(last[0] == last[1] || last[0] == last[1] + 1, "round {round}: {last:?}");
+    }
+    let strange = client.create_snapshot(DISK, "x", &["nothing".into()]).unwrap_err();
+    assert_eq!(strange.kind, ApiErrorKind::NotFound, "{strange:?}");
+    // All or none.
+    let again = client.create_snapshot("second", "g0", &[]).unwrap_err();
+    assert_eq!(again.kind, ApiErrorKind::Exists, "{again:?}");
+    client.delete_snapshot(DISK, "g0", false).unwrap();
+    let again = client.create_snapshot(DISK, "g0", &["second".into()]).unwrap_err();
+    assert_eq!(again.kind, ApiErrorKind::Exists, "{again:?}");
+    assert!(client.snapshots(DISK).unwrap().iter().all(|one| one.name != "g0"));
+}
+
 /// Requests of any kind, deep queues, and the route from direct to redirected and back: the disk itself is always what it is.
 #[test]
 fn a_disk_under_load_stays_what_it_is_while_snapshots_come_and_go() {
@@ -243,7 +301,7 @@ fn a_disk_under_load_stays_what_it_is_while_snapshots_come_and_go() {
         for round in 0..6 {
             let name = format!("s{round}");
             client
-                .create_snapshot(DISK, &name)
+                .create_snapshot(DISK, &name, &[])
                 .unwrap_or_else(|error| panic!("{error:?}{}", pool.bench.logs()));
             thread::sleep(Duration::from_millis(300));
             if round % 2 == 0 {
@@ -260,7 +318,7 @@ fn where_blocks_cannot_be_shared_that_is_said_and_nothing_is_left() {
     let _turn = alone();
     let pool = LunBench::up(2, "ext4", "write-back+0", |_| {});
     let client = pool.bench.lab.any_client().unwrap();
-    let error = client.create_snapshot(DISK, "s").unwrap_err();
+    let error = client.create_snapshot(DISK, "s", &[]).unwrap_err();
     assert_eq!(error.kind, ApiErrorKind::Refused, "{error:?}");
     assert!(error.message.contains("has no reflinks"), "{error:?}");
     assert_eq!(client.snapshots(DISK).unwrap(), []);
@@ -284,7 +342,7 @@ fn a_golden_image_is_closed_and_has_many_clones() {
     }
     guest.flush().unwrap();
     drop(guest);
-    client.create_snapshot(DISK, "v1").unwrap();
+    client.create_snapshot(DISK, "v1", &[]).unwrap();
     let began = Nanos::now();
     for number in 0..40 {
         client.clone_disk(DISK, &clone_of(&format!("vm{number}"), Some("v1"))).unwrap();

@@ -19,7 +19,7 @@
 //! | `POST /v1/disks/NAME/limit` ([`SetLimit`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/resize` ([`Resize`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
-//! | `GET /v1/disks/NAME/snapshots`, `POST /v1/disks/NAME/snapshots` ([`CreateSnapshot`]) | [`Snapshots`], [`SnapshotView`] |
+//! | `GET /v1/disks/NAME/snapshots`, `POST /v1/disks/NAME/snapshots` ([`CreateSnapshot`]) | [`Snapshots`]: all; those that were made |
 //! | `POST /v1/disks/NAME/delete-snapshot` ([`DeleteSnapshot`]) | [`SnapshotView`] |
 //! | `POST /v1/disks/NAME/clone` ([`CloneDisk`]) | [`DiskView`], of the clone |
 //! | `POST /v1/disks/NAME/barrier` ([`Barrier`]) | [`BarrierStood`]; for other nodes |
@@ -759,6 +759,9 @@ pub struct Deleted {
 pub struct CreateSnapshot {
     /// Its name: at most 64 letters, digits, `.`, `_`, `-`.
     pub name: String,
+    /// Other disks of the volume, of which snapshots of the same name are made at the same point in time.
+    #[serde(default)]
+    pub group: Vec<String>,
 }
 
 /// Deletes a snapshot.
@@ -817,14 +820,29 @@ pub struct Snapshots {
     pub snapshots: Vec<SnapshotView>,
 }
 
-/// Brings what was acknowledged to the backing of a disk, and nothing from behind that, until it is lowered again, or for ten seconds.
+/// A step of a barrier: it brings what was acknowledged to the backing of a disk, and nothing from behind that, until it is lowered, or for ten
+/// seconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Barrier {
     /// Tells it from others.
     pub number: u64,
-    /// False: lower it.
-    pub raise: bool,
+    /// What is to be done.
+    pub step: BarrierStep,
+}
+
+/// What is to be done with a barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BarrierStep {
+    /// Raise it. Answered when the disk is there.
+    Raise,
+    /// Raise it, and hold the disk's clients, so that barriers of several disks are of one time. Answered at once.
+    Hold,
+    /// Clients go on. Answered when the disk is there; with false, if they were not held until now.
+    Release,
+    /// Lower it.
+    Lower,
 }
 
 /// Whether the disk is at its barrier, or was until it was lowered.

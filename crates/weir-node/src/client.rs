@@ -392,13 +392,19 @@ impl Client {
         self.get(&of_disk(disk, "/snapshots")?).map(|Snapshots { snapshots }| snapshots)
     }
 
-    /// Makes a snapshot of a disk.
+    /// Makes a snapshot of a disk, and of others of its volume at the same point in time.
     ///
     /// # Errors
     /// As [`Client::status`].
-    pub fn create_snapshot(&self, disk: &str, name: &str) -> Result<SnapshotView, ApiError> {
-        let body = encode(&CreateSnapshot { name: name.to_owned() })?;
-        self.call(Method::POST, &of_disk(disk, "/snapshots")?, body, self.patience + SNAPSHOT)
+    pub fn create_snapshot(
+        &self,
+        disk: &str,
+        name: &str,
+        group: &[String],
+    ) -> Result<Vec<SnapshotView>, ApiError> {
+        let body = encode(&CreateSnapshot { name: name.to_owned(), group: group.to_vec() })?;
+        let made = self.call(Method::POST, &of_disk(disk, "/snapshots")?, body, self.patience + SNAPSHOT);
+        made.map(|Snapshots { snapshots }| snapshots)
     }
 
     /// Deletes a snapshot of a disk, or says what would be deleted.

@@ -16,7 +16,7 @@ use crate::snapshot::{self, Entry, Files};
 use crate::volume::{DirVolume, check_size};
 
 /// Makes, measures and removes the files of disks. Everything blocks.
-pub trait DiskFiles: Files {
+pub trait DiskFiles: Files + Send + Sync {
     /// The path of a disk, for messages, whether or not it exists.
     ///
     /// # Errors
@@ -54,6 +54,9 @@ pub trait DiskFiles: Files {
 /// # Errors
 /// As [`DiskFiles::delete_if_there`].
 pub fn delete_unwritten(files: &dyn DiskFiles, name: &str, clone: u64) -> Result<(), VolumeError> {
+    if clone != 0 {
+        snapshot::remove_unfinished(files, name)?;
+    }
     match files.allocated(name) {
         Ok(0) => files.delete_if_there(name),
         Ok(_) if snapshot::is_clone(files, name, clone)? => files.delete_if_there(name),

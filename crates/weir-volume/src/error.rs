@@ -110,6 +110,16 @@ pub enum VolumeError {
     /// A block device with a mounted filesystem, or part of LVM or RAID.
     #[error("{} is in use by this host (mounted, or part of LVM or RAID); writing to it would destroy data", .0.display())]
     Busy(PathBuf),
+    /// Files of snapshots without their disk.
+    #[error(
+        "snapshots of an earlier disk {disk} are left, {disk}@{snapshot} for one; move or remove their files first"
+    )]
+    SnapshotsLeft {
+        /// The disk.
+        disk: String,
+        /// One of them.
+        snapshot: String,
+    },
     /// Snapshots and clones share blocks with their disk, which the filesystem cannot.
     #[error(
         "the filesystem of {} has no reflinks, which snapshots and clones need; XFS and btrfs have them",

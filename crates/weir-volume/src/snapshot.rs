@@ -166,17 +166,12 @@ impl Unfinished {
         number: u64,
     ) -> Result<Unfinished, VolumeError> {
         let complete = file_of(disk, snapshot)?;
-        let all = files.list()?;
-        if all.iter().any(|entry| entry.name == complete) {
+        if files.list()?.iter().any(|entry| entry.name == complete) {
             let name = format!("{disk}@{snapshot}");
             return Err(VolumeError::Exists { name, path: files.path(&complete) });
         }
-        let own = format!("{disk}@");
-        let is_left = |entry: &&Entry| entry.name.starts_with(&own) && entry.name.ends_with(UNFINISHED);
-        for entry in all.iter().filter(is_left) {
-            files.remove(&entry.name)?;
-        }
-        let name = format!("{own}{number:016x}{UNFINISHED}");
+        remove_unfinished(files, disk)?;
+        let name = format!("{disk}@{number:016x}{UNFINISHED}");
         let file = files.create(&name)?;
         Ok(Unfinished { disk: disk.to_owned(), snapshot: snapshot.to_owned(), name, file })
     }
@@ -208,6 +203,24 @@ impl Unfinished {
     pub fn abandon(self, files: &dyn Files) -> Result<(), VolumeError> {
         files.remove(&self.name)
     }
+}
+
+/// Removes what was never finished of a disk: snapshots, and the disk itself as a clone.
+///
+/// # Errors
+/// The system's.
+pub fn remove_unfinished(files: &dyn Files, disk: &str) -> Result<(), VolumeError> {
+    check_name(disk)?;
+    let own = format!("{disk}@");
+    let all = files.list()?;
+    for entry in all.iter().filter(|one| one.name.starts_with(&own) && one.name.ends_with(UNFINISHED)) {
+        match files.remove(&entry.name) {
+            // Finished or removed since.
+            Err(VolumeError::NotFound(_)) => {}
+            removed => removed?,
+        }
+    }
+    Ok(())
 }
 
 /// Removes a snapshot, durably. What no other file shares is free then.

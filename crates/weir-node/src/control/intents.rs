@@ -36,7 +36,7 @@ impl Intents {
     }
 
     /// Whether a deletion is under way here: nothing opens the disk.
-    pub(super) fn is_being_deleted(&self, disk: &str) -> bool {
+    pub(crate) fn is_being_deleted(&self, disk: &str) -> bool {
         lock(&self.deletions).contains(disk)
     }
 

@@ -189,7 +189,9 @@ pub async fn blocking<T: Send + 'static>(
 /// A volume's error as the API's.
 pub fn volume_error(error: VolumeError) -> ApiError {
     let kind = match &error {
-        VolumeError::Exists { .. } | VolumeError::SameDirectory { .. } => ApiErrorKind::Exists,
+        VolumeError::Exists { .. }
+        | VolumeError::SameDirectory { .. }
+        | VolumeError::SnapshotsLeft { .. } => ApiErrorKind::Exists,
         VolumeError::NotFound(_) => ApiErrorKind::NotFound,
         VolumeError::InvalidName { .. }
         | VolumeError::InvalidSize { .. }

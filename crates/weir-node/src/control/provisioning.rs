@@ -130,7 +130,16 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord, origin: Origin) -> Res
         finish_others(node, &name).await?;
         // A file that is not ours must not stand under our note at any time.
         let (files, file) = (Files::of(node, volume.clone()), name.clone());
-        blocking(move || files.open()?.check_free(&file)).await?;
+        blocking(move || {
+            let files = files.open()?;
+            files.check_free(&file)?;
+            // Of an earlier disk of this name: they would count as the new one's.
+            match snapshot::list(&*files, Some(&file))?.first() {
+                None => Ok(()),
+                Some(one) => Err(VolumeError::SnapshotsLeft { disk: file, snapshot: one.name.clone() }),
+            }
+        })
+        .await?;
         let before = in_volume(&entry).absent(disk.clone());
         match Note::write(node, record, Step::Making, ("", clone), before).await {
             Ok(note) => break (note, volume),
@@ -261,22 +270,33 @@ async fn late(node: &Node, record: &DiskRecord) -> ApiError {
     ApiError::new(ApiErrorKind::Unavailable, message).hint(remedy)
 }
 
+/// Refuses the deletion of a disk that has snapshots.
+///
+/// # Errors
+/// [`ApiErrorKind::Refused`].
+pub fn check_no_snapshots(disk: &str, snapshots: &[String]) -> Result<(), ApiError> {
+    let Some(first) = snapshots.first() else { return Ok(()) };
+    let count = count(snapshots.len() as u64, "snapshot");
+    let message = format!("disk {disk} has {count}, the oldest is {disk}@{first}");
+    let hint = format!("`weir snapshot delete {disk}@{first}`; clones of it stay as they are");
+    Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))
+}
+
 async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str) -> Result<(), ApiError> {
     // The storage may take long to answer, and nothing may open the disk meanwhile.
     let Some(_deletion) = node.intents.begin_deletion(&record.name) else {
         let message = format!("disk {} is being deleted already", record.name);
         return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("`weir events` tells its end"));
     };
+    if node.intents.is_under_way(&record.name) {
+        let message = format!("disk {} is being made, or a snapshot of it is", record.name);
+        return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
+    }
     // Without the mount, no file would be found, and none removed.
     let (files, name) = (Files::of(node, node.volume(&record.volume).await?), record.name.clone());
     let snapshots = blocking(move || snapshot::list(&*files.open()?, Some(&name))).await?;
-    if let Some(first) = snapshots.first() {
-        let count = count(snapshots.len() as u64, "snapshot");
-        let message = format!("disk {0} has {count}, the oldest is {0}@{1}", record.name, first.name);
-        let hint =
-            format!("`weir snapshot delete {}@{}`; clones of it stay as they are", record.name, first.name);
-        return Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint));
-    }
+    let names: Vec<String> = snapshots.into_iter().map(|one| one.name).collect();
+    check_no_snapshots(&record.name, &names)?;
     let gone = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision).delete(entry.key.clone());
     match Note::write(node, record, Step::Removing, (lost, 0), gone).await {
         Ok(note) => note.finish().await.map(drop),
@@ -430,7 +450,10 @@ impl<'a> Note<'a> {
             let path = volume.disk_path(&name)?;
             match step {
                 Step::Making => delete_unwritten(&*volume, &name, clone)?,
-                Step::Removing => volume.delete_if_there(&name)?,
+                Step::Removing => {
+                    snapshot::remove_unfinished(&*volume, &name)?;
+                    volume.delete_if_there(&name)?;
+                }
             }
             Ok(path)
         });

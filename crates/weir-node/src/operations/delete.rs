@@ -1,12 +1,13 @@
 //! Deletion of disks.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Mode, VolumeKind, keys};
 
 use super::{Answer, Operations, check_named, ownership_error};
-use crate::api::{ApiError, ApiErrorKind, Delete, Deleted};
+use crate::api::{ApiError, ApiErrorKind, Delete, Deleted, Snapshots};
 use crate::control::change::read;
 use crate::control::decide::is_live;
 use crate::control::disk::Request;
@@ -14,6 +15,9 @@ use crate::control::node::unavailable;
 use crate::control::provisioning;
 use crate::control::{grants, hearing};
 use crate::units::{about, count_are};
+
+/// Longest wait for the list of a disk's snapshots before it is closed.
+const SNAPSHOTS: Duration = Duration::from_secs(2);
 
 impl Operations {
     /// Deletes a disk and its data, or says what would be deleted.
@@ -36,6 +40,7 @@ impl Operations {
             }
             record => record?,
         };
+        self.check_no_snapshots(name).await?;
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return self.forward(&owner, name, "delete", &wanted).await;
         }
@@ -69,6 +74,14 @@ impl Operations {
             self.remove(name, wanted.force).await?;
         }
         Ok(deleted)
+    }
+
+    /// Before its clients lose it for nothing. Whoever removes the file looks again.
+    async fn check_no_snapshots(&self, name: &str) -> Answer<()> {
+        let found = tokio::time::timeout(SNAPSHOTS, self.snapshots(name)).await;
+        let Ok(Ok(Snapshots { snapshots })) = found else { return Ok(()) };
+        let names: Vec<String> = snapshots.into_iter().map(|one| one.name).collect();
+        provisioning::check_no_snapshots(name, &names)
     }
 
     /// Removes the remains of a disk without a record that a process has left when it ended.

@@ -4,22 +4,25 @@
 //! its log has, and nothing from behind that. Then the node that keeps the files copies the disk's file by sharing its blocks; on a LUN its owner gives up all leases
 //! before. The copy becomes the snapshot only if the owner says, afterwards, that the barrier has stood all the time.
 
+use std::collections::BTreeSet;
 use std::fs::File;
+use std::sync::Arc;
 use std::time::Duration;
 
 use weir_block::IoError;
-use weir_cluster::records::{DiskRecord, NodeRef, Source, VolumeKind};
+use weir_cluster::records::{DiskRecord, NodeRef, Source, VolumeKind, VolumeRecord, check_name, keys};
+use weir_volume::lun::filesystem::Kind;
 use weir_volume::snapshot::{self, Snapshot, Unfinished};
-use weir_volume::{DirVolume, VolumeError};
+use weir_volume::{DirVolume, DiskFiles, VolumeError};
 
 use super::{Answer, Operations, check_named};
 use crate::api::{
-    ApiError, ApiErrorKind, Barrier, BarrierStood, CloneDisk, CreateDisk, CreateSnapshot, DeleteSnapshot,
-    DiskView, SnapshotView, Snapshots,
+    ApiError, ApiErrorKind, Barrier, BarrierStep, BarrierStood, CloneDisk, CreateDisk, CreateSnapshot,
+    DeleteSnapshot, DiskView, SnapshotView, Snapshots,
 };
-use crate::control::lun_disks;
-use crate::control::node::{blocking, random, volume_error};
+use crate::control::node::{blocking, random, unavailable, volume_error};
 use crate::control::provisioning::{Files, Origin, to_its_end};
+use crate::control::{Node, lun_disks};
 use crate::shard::barrier::{HELD, REACHED};
 use crate::shard::messages::{Command, ServedChange};
 use crate::timestamps::rfc3339;
@@ -27,13 +30,8 @@ use crate::timestamps::rfc3339;
 /// Longest time that a snapshot takes, seen from another node or a client.
 pub const SNAPSHOT: Duration = Duration::from_secs(REACHED.as_secs() + HELD.as_secs() + 15);
 
-/// The disk as it stands still.
-enum Still {
-    /// It has no owner, as of this epoch.
-    Closed { epoch: u64 },
-    /// Its owner has raised a barrier.
-    Barrier { owner: NodeRef, number: u64 },
-}
+/// Most disks of which snapshots are made at one point.
+const MOST_DISKS: usize = 64;
 
 impl Operations {
     /// The snapshots of a disk.
@@ -46,160 +44,313 @@ impl Operations {
             let nothing: Option<&()> = None;
             return self.forward_within(super::STORAGE, &keeper, disk, "snapshots", nothing).await;
         }
-        let found = self.bounded(self.own_snapshots(&record)).await?;
+        let found = self.own_snapshots(&record).await?;
         Ok(Snapshots { snapshots: found.iter().map(view).collect() })
     }
 
     async fn own_snapshots(&self, record: &DiskRecord) -> Answer<Vec<Snapshot>> {
+        self.bounded(self.listed_snapshots(record)).await
+    }
+
+    async fn listed_snapshots(&self, record: &DiskRecord) -> Answer<Vec<Snapshot>> {
         let (files, disk) =
             (Files::of(&self.node, self.node.volume(&record.volume).await?), record.name.clone());
         blocking(move || snapshot::list(&*files.open()?, Some(&disk))).await
     }
 
-    /// Makes a snapshot of a disk, in use or not.
+    /// Makes a snapshot of a disk, in use or not, and of others of its volume at the same point in time.
     ///
     /// # Errors
-    /// As [`Operations::disks`]; its filesystem has no reflinks; there is such a snapshot; the disk is being made, deleted or moved; the storage does
-    /// not take what the write log has in time.
-    pub async fn create_snapshot(&self, disk: &str, wanted: CreateSnapshot) -> Answer<SnapshotView> {
-        let record = self.record(disk).await?;
-        check_snapshot(disk, &wanted.name)?;
-        is_file(&record)?;
-        self.check_blocks(&record).await?;
-        if let Some(keeper) = self.keeper_elsewhere(&record).await? {
+    /// As [`Operations::disks`]; the filesystem has no reflinks; there is such a snapshot; a disk is being made, deleted or moved; the storage does
+    /// not take what a write log has in time. No snapshot is made then.
+    pub async fn create_snapshot(&self, disk: &str, wanted: CreateSnapshot) -> Answer<Snapshots> {
+        let records = self.to_snapshot(disk, &wanted).await?;
+        let volume = self.node.volume(&records[0].volume).await?;
+        // In a directory, any node that has it mounted reaches the files of all disks.
+        let is_anybodys = records.len() > 1 && volume.kind != VolumeKind::Lun;
+        if !is_anybodys && let Some(keeper) = self.keeper_elsewhere(&records[0]).await? {
             return self.forward_within(SNAPSHOT, &keeper, disk, "snapshots", Some(&wanted)).await;
         }
         let operations = self.clone();
-        let made = to_its_end(async move { operations.snapshot_here(&record, &wanted.name).await }).await?;
-        let text = format!("snapshot {}@{}", made.disk, made.name);
-        self.node.journal.tell("snapshot-made", disk, text);
-        Ok(view(&made))
+        let made = to_its_end(async move { operations.snapshots_here(records, &wanted.name).await }).await?;
+        for one in &made {
+            let text = format!("snapshot {}@{}", one.disk, one.name);
+            self.node.journal.tell("snapshot-made", &one.disk, text);
+        }
+        Ok(Snapshots { snapshots: made.iter().map(view).collect() })
     }
 
-    async fn snapshot_here(&self, record: &DiskRecord, name: &str) -> Answer<Snapshot> {
-        let (node, disk) = (&self.node, record.name.clone());
-        let Some(_step) = node.intents.begin(&disk) else {
-            let message =
-                format!("disk {disk} is being made or deleted, or another snapshot of it is being made");
-            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
-        };
-        let (number, name) = (random(), name.to_owned());
-        let volume = node.volume(&record.volume).await?;
-        let files = Files::of(node, volume.clone());
-        let unfinished = blocking(move || Unfinished::begin(&*files.open()?, &disk, &name, number)).await?;
-        let copied = match unfinished.file.try_clone() {
-            Ok(file) => self.copy_at_one_point(record, number, file).await,
-            Err(error) => {
-                Err(ApiError::new(ApiErrorKind::Failed, format!("no descriptor for a file: {error}")))
+    /// The disks of which snapshots are to be made; the named one is the first.
+    async fn to_snapshot(&self, disk: &str, wanted: &CreateSnapshot) -> Answer<Vec<DiskRecord>> {
+        let invalid = |message: String| Err(ApiError::new(ApiErrorKind::Invalid, message));
+        let others: BTreeSet<&str> =
+            wanted.group.iter().map(String::as_str).filter(|other| *other != disk).collect();
+        if others.len() >= MOST_DISKS {
+            return invalid(format!("a snapshot at one point is of at most {MOST_DISKS} disks"));
+        }
+        let mut records: Vec<DiskRecord> = Vec::new();
+        for name in std::iter::once(disk).chain(others) {
+            let record = self.record(name).await?;
+            check_snapshot(name, &wanted.name)?;
+            is_file(&record)?;
+            self.check_blocks(&record).await?;
+            let first = records.first().unwrap_or(&record);
+            if first.volume != record.volume {
+                return invalid(format!(
+                    "disk {name} is in volume {}, and disk {disk} in {}: snapshots at one point are of disks of one volume",
+                    record.volume, first.volume
+                ));
             }
-        };
-        // As it is mounted now: a file of a mount that is gone is left, and its successor is another one.
-        let files = Files::of(node, volume);
-        match copied {
-            Ok(()) => blocking(move || unfinished.finish(&*files.open()?)).await,
+            records.push(record);
+        }
+        Ok(records)
+    }
+
+    async fn snapshots_here(&self, records: Vec<DiskRecord>, name: &str) -> Answer<Vec<Snapshot>> {
+        let (node, number) = (&self.node, random());
+        let mut steps = Vec::new();
+        for record in &records {
+            let step = node.intents.begin(&record.name);
+            steps.push(step.filter(|_| !node.intents.is_being_deleted(&record.name)).ok_or_else(|| {
+                let message =
+                    format!("disk {} is being made, deleted, or copied for another snapshot", record.name);
+                ApiError::new(ApiErrorKind::Unavailable, message).hint("try again")
+            })?);
+        }
+        let volume = node.volume(&records[0].volume).await?;
+        check_reflinks(node, &volume)?;
+        for record in &records {
+            if self.own_snapshots(record).await?.iter().any(|one| one.name == name) {
+                let message = format!("there is a snapshot {}@{name} already", record.name);
+                return Err(ApiError::new(ApiErrorKind::Exists, message));
+            }
+        }
+        let made = match self.stand_still(&records, number).await {
+            Ok(()) => self.copy_all(&records, number, (&volume, name)).await,
             Err(error) => {
-                let removed = blocking(move || unfinished.abandon(&*files.open()?)).await;
-                if let Err(error) = removed {
-                    tracing::warn!(disk = record.name, %error, "the file of a snapshot that was not made is left");
-                }
+                // Not all may have begun to.
+                self.each(&records, number, BarrierStep::Lower).await;
                 Err(error)
             }
+        };
+        let made = made?;
+        for (record, one) in records.iter().zip(&made) {
+            // Another node may have deleted a closed disk in a directory meanwhile, and its name is free.
+            if self.record(&record.name).await.is_ok_and(|now| now.id == record.id) {
+                continue;
+            }
+            let (files, one) = (Files::of(node, volume), one.clone());
+            blocking(move || snapshot::remove(&*files.open()?, &one.disk, &one.name)).await?;
+            let message = format!("disk {} has been deleted meanwhile", record.name);
+            return Err(ApiError::new(ApiErrorKind::NotFound, message));
         }
+        Ok(made)
     }
 
-    /// Makes `copy` share the blocks of a disk's file, as they are at one point in time.
-    async fn copy_at_one_point(&self, record: &DiskRecord, number: u64, copy: File) -> Answer<()> {
-        let still = self.stand_still(record, number).await?;
-        let is_closed = matches!(still, Still::Closed { .. });
-        let shared = tokio::time::timeout(HELD, self.share_blocks(&record.name, is_closed, copy)).await;
-        let stood = self.go_on(record, still).await;
-        let late = || {
-            let message =
-                format!("disk {}: its owner has not given up its part of the LUN for {HELD:?}", record.name);
-            ApiError::new(ApiErrorKind::Unavailable, message)
-                .hint("`weir disk show` tells its route; try again")
+    /// While the disks stand still: copies their files, which count if the disks have stood still until then.
+    async fn copy_all(
+        &self,
+        records: &[DiskRecord],
+        number: u64,
+        (volume, name): (&VolumeRecord, &str),
+    ) -> Answer<Vec<Snapshot>> {
+        let (files, name) = (Files::of(&self.node, volume.clone()), name.to_owned());
+        let disks: Vec<String> = records.iter().map(|record| record.name.clone()).collect();
+        let begun = blocking(move || {
+            // It is the filesystem as it is mounted now, and is not unmounted meanwhile.
+            let files: Arc<dyn DiskFiles> = Arc::from(files.open()?);
+            let unfinished = begin_all(&*files, &disks, &name, number)?;
+            Ok((files, unfinished))
+        });
+        let begun = tokio::time::timeout(HELD, begun).await.unwrap_or_else(|_| {
+            let message = format!("the volume's filesystem has not answered for {HELD:?}");
+            Err(ApiError::new(ApiErrorKind::Unavailable, message))
+        });
+        let mut result = Ok(());
+        let (files, unfinished) = match begun {
+            Ok(begun) => begun,
+            Err(error) => {
+                self.each(records, number, BarrierStep::Lower).await;
+                return Err(error);
+            }
         };
-        shared.unwrap_or_else(|_| Err(late()))?;
-        if stood? {
+        let share = |(record, one): (&DiskRecord, &Unfinished)| {
+            let (operations, record, copy) = (self.clone(), record.clone(), one.file.try_clone());
+            weir_task::spawn(async move {
+                let no_file =
+                    |error| ApiError::new(ApiErrorKind::Failed, format!("no descriptor for a file: {error}"));
+                operations.share_blocks(&record, number, copy.map_err(no_file)?).await
+            })
+        };
+        let sharing: Vec<_> = records.iter().zip(&unfinished).map(share).collect();
+        for (record, shared) in records.iter().zip(sharing) {
+            let shared = tokio::time::timeout(HELD, shared).await;
+            let cut_off = |_| Err(ApiError::new(ApiErrorKind::Failed, "the copy did not come to its end"));
+            result = result
+                .and(shared.map_or_else(|_| Err(late(record)), |shared| shared.unwrap_or_else(cut_off)));
+        }
+        if result.is_err() && volume.kind == VolumeKind::Lun {
+            // Nobody waits for what has not begun.
+            for record in records {
+                let disk = record.name.clone();
+                self.node.shards.send(&record.name, Command::ForgetChange { disk, number }).await;
+            }
+        }
+        let stood = self.each(records, number, BarrierStep::Lower).await;
+        for (record, stood) in records.iter().zip(stood) {
+            let moved = || {
+                let message = format!("disk {} has not stood still while it was copied", record.name);
+                let hint = "it was opened or moved meanwhile, or its storage is slow; try again";
+                ApiError::new(ApiErrorKind::Unavailable, message).hint(hint)
+            };
+            result = result.and(stood.and_then(|stood| if stood { Ok(()) } else { Err(moved()) }));
+        }
+        let done = blocking(move || match &result {
+            Ok(()) => finish_all(&*files, unfinished).map(Ok),
+            Err(error) => {
+                if let Err(left) = abandon_all(&*files, unfinished) {
+                    tracing::warn!(%left, "the file of a snapshot that was not made is left");
+                }
+                Ok(Err(error.clone()))
+            }
+        });
+        done.await?
+    }
+
+    /// Waits until no disk's backing changes any more. Several disks do so as of one time: between the last one's hold and the first
+    /// one's release no client of any of them hears of anything, and each barrier was raised with its hold.
+    async fn stand_still(&self, records: &[DiskRecord], number: u64) -> Answer<()> {
+        if records.len() == 1 {
+            return self
+                .each(records, number, BarrierStep::Raise)
+                .await
+                .into_iter()
+                .map(|one| one.map(drop))
+                .collect();
+        }
+        for held in self.each(records, number, BarrierStep::Hold).await {
+            held?;
+        }
+        for (record, was_held) in records.iter().zip(self.each(records, number, BarrierStep::Release).await) {
+            if !was_held? {
+                let message = format!(
+                    "the clients of disk {} went on before those of all others were held",
+                    record.name
+                );
+                return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a step with each disk, all at the same time.
+    async fn each(&self, records: &[DiskRecord], number: u64, step: BarrierStep) -> Vec<Answer<bool>> {
+        let take = |record: &DiskRecord| {
+            let (operations, record) = (self.clone(), record.clone());
+            weir_task::spawn(async move { operations.step_of(&record, number, step).await })
+        };
+        let taking: Vec<_> = records.iter().map(take).collect();
+        let mut taken = Vec::new();
+        for one in taking {
+            let cut_off =
+                |_| Err(ApiError::new(ApiErrorKind::Failed, "a barrier's step did not come to its end"));
+            taken.push(one.await.unwrap_or_else(cut_off));
+        }
+        taken
+    }
+
+    /// Whether the disk stands still, or has done so until now.
+    async fn step_of(&self, record: &DiskRecord, number: u64, step: BarrierStep) -> Answer<bool> {
+        let disk = &record.name;
+        let Some(owner) = record.owner.clone() else { return self.is_closed(record).await };
+        let barrier = Barrier { number, step };
+        if owner == self.me() {
+            return Ok(self.barrier(disk, barrier).await?.stood);
+        }
+        if self.lives_elsewhere(record).is_none() {
+            let message = format!("the owner of disk {disk}, {owner}, is gone; another node takes it over");
+            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
+        }
+        let patience = REACHED + Duration::from_secs(5);
+        let BarrierStood { stood } =
+            self.forward_within(patience, &owner, disk, "barrier", Some(&barrier)).await?;
+        Ok(stood)
+    }
+
+    /// Whether a disk without an owner has had none since the record was read.
+    async fn is_closed(&self, record: &DiskRecord) -> Answer<bool> {
+        let disk = &record.name;
+        if record.heir.is_some() {
+            let message = format!("disk {disk} is being moved");
+            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
+        }
+        if !record.former.is_empty() {
+            let message = format!("former owners of disk {disk} may still write to it");
+            let hint = format!("`weir disk export {disk}` opens it, and then a snapshot can be made");
+            return Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint));
+        }
+        let now = self.record(disk).await?;
+        Ok(now.owner.is_none() && now.epoch == record.epoch && now.id == record.id)
+    }
+
+    /// A node of another host asks for a barrier only if it coordinates the disk's volume: nobody else makes snapshots there.
+    async fn check_barrier_by(&self, disk: &str) -> Answer<()> {
+        let Some(node) = &self.by_node else { return Ok(()) };
+        let record = self.record(disk).await?;
+        let coordinator = self.node.coordinators.get(&record.volume).coordinator;
+        if coordinator.is_some_and(|one| *one.node == **node) {
             return Ok(());
         }
-        let message = format!("disk {} has not stood still while it was copied", record.name);
-        Err(ApiError::new(ApiErrorKind::Unavailable, message)
-            .hint("it was opened or moved meanwhile, or its storage is slow; try again"))
+        let message = format!(
+            "node {node} does not coordinate volume {}, so it makes no snapshots there",
+            record.volume
+        );
+        Err(ApiError::new(ApiErrorKind::Forbidden, message))
     }
 
-    async fn stand_still(&self, record: &DiskRecord, number: u64) -> Answer<Still> {
-        let disk = &record.name;
-        let unavailable =
-            |message: String| ApiError::new(ApiErrorKind::Unavailable, message).hint("try again");
-        let Some(owner) = record.owner.clone() else {
-            if record.heir.is_some() {
-                return Err(unavailable(format!("disk {disk} is being moved")));
-            }
-            if !record.former.is_empty() {
-                let message = format!("former owners of disk {disk} may still write to it");
-                let hint = format!("`weir disk export {disk}` opens it, and then a snapshot can be made");
-                return Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint));
-            }
-            return Ok(Still::Closed { epoch: record.epoch });
-        };
-        let barrier = Barrier { number, raise: true };
-        if owner == self.me() {
-            self.barrier(disk, barrier).await?;
-        } else if self.lives_elsewhere(record).is_some() {
-            let patience = REACHED + Duration::from_secs(5);
-            let _: BarrierStood =
-                self.forward_within(patience, &owner, disk, "barrier", Some(&barrier)).await?;
-        } else {
-            return Err(unavailable(format!(
-                "the owner of disk {disk}, {owner}, is gone; another node takes it over"
-            )));
-        }
-        Ok(Still::Barrier { owner, number })
-    }
-
-    /// Whether the disk has stood still until now.
-    async fn go_on(&self, record: &DiskRecord, still: Still) -> Answer<bool> {
-        match still {
-            Still::Closed { epoch } => {
-                let now = self.record(&record.name).await?;
-                Ok(now.owner.is_none() && now.epoch == epoch && now.id == record.id)
-            }
-            Still::Barrier { owner, number } => {
-                let barrier = Barrier { number, raise: false };
-                let BarrierStood { stood } = match owner == self.me() {
-                    true => self.barrier(&record.name, barrier).await?,
-                    false => self.forward(&owner, &record.name, "barrier", &barrier).await?,
-                };
-                Ok(stood)
-            }
-        }
-    }
-
-    /// Raises or lowers a barrier of a disk that this process owns, for the node that makes a snapshot.
+    /// Takes a step of a barrier of a disk that this process owns, for the node that makes a snapshot.
     ///
     /// # Errors
     /// It is not open here; or the storage does not take what the log has in time.
     pub async fn barrier(&self, disk: &str, wanted: Barrier) -> Answer<BarrierStood> {
         check_named(disk)?;
-        let Barrier { number, raise } = wanted;
-        let (name, shards) = (disk.to_owned(), &self.node.shards);
-        if !raise {
-            let lower = |done| Command::LowerBarrier { disk: name, number, done };
-            return shards.ask(disk, lower).await.map(|stood| BarrierStood { stood });
-        }
-        let reached = shards.ask(disk, |done| Command::RaiseBarrier { disk: name, number, done }).await?;
-        let refused = |reason| {
+        self.check_barrier_by(disk).await?;
+        let (Barrier { number, step }, shards) = (wanted, &self.node.shards);
+        let name = || disk.to_owned();
+        let refused = |reason: String| {
             ApiError::new(ApiErrorKind::Unavailable, format!("disk {disk}: {reason}")).hint("try again")
         };
-        reached.map(|()| BarrierStood { stood: true }).map_err(refused)
+        let raise = |holds| move |done| Command::RaiseBarrier { disk: name(), number, holds, done };
+        let stood = match step {
+            BarrierStep::Raise => {
+                shards.ask(disk, raise(false)).await?.map_err(refused)?;
+                true
+            }
+            BarrierStep::Hold => {
+                shards.ask(disk, raise(true)).await?.map_err(refused)?;
+                true
+            }
+            BarrierStep::Release => {
+                shards.ask(disk, |done| Command::ReleaseBarrier { disk: name(), number, done }).await?
+            }
+            BarrierStep::Lower => {
+                shards.ask(disk, |done| Command::LowerBarrier { disk: name(), number, done }).await?
+            }
+        };
+        if matches!(step, BarrierStep::Raise | BarrierStep::Release) {
+            let reached =
+                shards.ask(disk, |done| Command::AwaitBarrier { disk: name(), number, done }).await?;
+            reached.map_err(refused)?;
+        }
+        Ok(BarrierStood { stood })
     }
 
-    async fn share_blocks(&self, disk: &str, is_closed: bool, copy: File) -> Answer<()> {
-        let node = &self.node;
+    /// Makes `copy` share the blocks of a disk's file. Never cut off: it has a part in what this node serves.
+    async fn share_blocks(&self, record: &DiskRecord, number: u64, copy: File) -> Answer<()> {
+        let (node, disk) = (&self.node, &record.name);
         // Owned or not, as the registry has it now: whoever holds leases of an earlier coordinator is there.
-        let record = self.record(disk).await?;
-        let volume = node.volume(&record.volume).await?;
+        let now = self.record(disk).await?;
+        let volume = node.volume(&now.volume).await?;
         let file = DirVolume::file_of(disk).map_err(volume_error)?;
         let path = volume.path.join(&file);
         if volume.kind != VolumeKind::Lun {
@@ -210,17 +361,21 @@ impl Operations {
             })
             .await;
         }
-        if is_closed {
+        if now.owner.is_none() {
+            if !self.is_closed(record).await? {
+                return Err(late(record));
+            }
             // Its last owner may count as one that has only lost its connection.
-            lun_disks::stop_serving(node, &record.volume, Some(disk)).await;
+            lun_disks::stop_serving(node, &now.volume, Some(disk)).await;
         }
-        let unavailable = |message| ApiError::new(ApiErrorKind::Unavailable, message).hint("try again");
-        lun_disks::serve(node, &record).await.map_err(unavailable)?;
+        let try_again = |message| ApiError::new(ApiErrorKind::Unavailable, message).hint("try again");
+        lun_disks::serve(node, &now).await.map_err(try_again)?;
         let change = ServedChange(Box::new(move |file| snapshot::share(file, &copy)));
-        let name = disk.to_owned();
-        let shared = node.shards.ask(disk, |done| Command::ChangeServed { disk: name, change, done }).await?;
+        let name = disk.clone();
+        let ask = |done| Command::ChangeServed { disk: name, number, change, done };
+        let shared = node.shards.ask(disk, ask).await?;
         shared.map_err(|error: IoError| match error.errno {
-            0 => unavailable(error.to_string()),
+            0 => try_again(error.to_string()),
             errno => volume_error(snapshot::clone_error(path, std::io::Error::from_raw_os_error(errno))),
         })
     }
@@ -267,25 +422,39 @@ impl Operations {
         if let Some(keeper) = self.keeper_elsewhere(&record).await? {
             return self.forward_within(SNAPSHOT, &keeper, disk, "clone", Some(&wanted)).await;
         }
-        let CloneDisk { name, snapshot, policy, medium, limit } = wanted;
+        check_name(&wanted.name).map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
+        super::parse_policy(&wanted.policy)?;
+        let taken = self.node.registry.get(&keys::disk(&wanted.name)).await.map_err(unavailable)?;
+        if taken.is_some() {
+            let message = format!("there is a disk {} already", wanted.name);
+            return Err(ApiError::new(ApiErrorKind::Exists, message));
+        }
+        let operations = self.clone();
+        // Also if its client goes away: a snapshot that is made for it does not stay.
+        to_its_end(async move { operations.clone_here(record, wanted).await }).await
+    }
+
+    async fn clone_here(&self, record: DiskRecord, wanted: CloneDisk) -> Answer<DiskView> {
+        let (disk, CloneDisk { name, snapshot, policy, medium, limit }) = (record.name.clone(), wanted);
         let own = match &snapshot {
             Some(snapshot) => snapshot.clone(),
             None => format!("clone-{:016x}", random()),
         };
-        check_snapshot(disk, &own)?;
+        check_snapshot(&disk, &own)?;
         if snapshot.is_none() {
-            self.create_snapshot(disk, CreateSnapshot { name: own.clone() }).await?;
+            let only = CreateSnapshot { name: own.clone(), group: Vec::new() };
+            self.create_snapshot(&disk, only).await?;
         }
         let made = async {
             let found = self.snapshot(&record, &own).await?;
             let (volume, logical_block) = (record.volume.clone(), record.logical_block);
             let new = CreateDisk { name, volume, size: found.size, logical_block, policy, medium, limit };
-            self.make_disk(new, Origin::Snapshot { disk: disk.to_owned(), snapshot: own.clone() }).await
+            self.make_disk(new, Origin::Snapshot { disk: disk.clone(), snapshot: own.clone() }).await
         };
         let made = made.await;
         if snapshot.is_none() {
             let delete = DeleteSnapshot { name: own, dry_run: false };
-            if let Err(error) = self.delete_snapshot(disk, delete).await {
+            if let Err(error) = self.delete_snapshot(&disk, delete).await {
                 tracing::warn!(disk, %error, "the snapshot that a clone was made from is left");
             }
         }
@@ -317,6 +486,22 @@ impl Operations {
     }
 }
 
+fn late(record: &DiskRecord) -> ApiError {
+    let message = format!("disk {}: its file has not been copied within {HELD:?}", record.name);
+    ApiError::new(ApiErrorKind::Unavailable, message)
+        .hint("its owner or the storage is slow: `weir disk show` tells its route; try again")
+}
+
+/// Before the owner of a disk on a LUN gives everything up for nothing.
+fn check_reflinks(node: &Node, volume: &VolumeRecord) -> Answer<()> {
+    let Some((_, mounted)) = node.coordinators.get(&volume.name).mounted else { return Ok(()) };
+    let superblock = mounted.superblock();
+    if superblock.kind == Kind::Xfs && superblock.reflink {
+        return Ok(());
+    }
+    Err(volume_error(VolumeError::NoReflinks(volume.path.clone())))
+}
+
 fn is_file(record: &DiskRecord) -> Answer<()> {
     if matches!(record.source, Source::File { .. }) {
         return Ok(());
@@ -332,6 +517,50 @@ fn check_snapshot(disk: &str, snapshot: &str) -> Answer<()> {
         }
         error => volume_error(error),
     })
+}
+
+fn begin_all(
+    files: &dyn DiskFiles,
+    disks: &[String],
+    name: &str,
+    number: u64,
+) -> Result<Vec<Unfinished>, VolumeError> {
+    let mut all = Vec::new();
+    for disk in disks {
+        match Unfinished::begin(files, disk, name, number) {
+            Ok(unfinished) => all.push(unfinished),
+            Err(error) => {
+                // What is left, the next snapshot removes.
+                let _left = abandon_all(files, all);
+                return Err(error);
+            }
+        }
+    }
+    Ok(all)
+}
+
+fn abandon_all(files: &dyn DiskFiles, all: Vec<Unfinished>) -> Result<(), VolumeError> {
+    let abandoned: Vec<_> = all.into_iter().map(|one| one.abandon(files)).collect();
+    abandoned.into_iter().collect()
+}
+
+/// All of them, or none.
+fn finish_all(files: &dyn DiskFiles, all: Vec<Unfinished>) -> Result<Vec<Snapshot>, VolumeError> {
+    let mut finished: Vec<Snapshot> = Vec::new();
+    let mut rest = all.into_iter();
+    while let Some(one) = rest.next() {
+        match one.finish(files) {
+            Ok(snapshot) => finished.push(snapshot),
+            Err(error) => {
+                let _left = abandon_all(files, rest.collect());
+                for one in finished {
+                    snapshot::remove(files, &one.disk, &one.name)?;
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(finished)
 }
 
 fn view(snapshot: &Snapshot) -> SnapshotView {

@@ -10,7 +10,6 @@ use weir_block::Nanos;
 use weir_volume::Backing;
 
 use super::answer;
-use super::messages::LoadLayer;
 
 /// Longest time until the backing has everything from before a barrier (P10).
 pub const REACHED: Duration = Duration::from_secs(60);
@@ -18,14 +17,26 @@ pub const REACHED: Duration = Duration::from_secs(60);
 /// Longest time that a disk stays at its barrier (P9): less than clients wait for a full log.
 pub const HELD: Duration = Duration::from_secs(10);
 
+/// Longest time that clients of several disks are held, so that their barriers are of one time: less than the replies are kept.
+const HOLD: Duration = Duration::from_millis(800);
+
+/// Pause between two looks whether somebody still waits for a barrier.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
 /// A barrier of a disk.
-pub struct Barrier {
+struct Barrier {
     /// Who raised it lowers it by this number.
     number: u64,
     /// When it ends by itself.
     until: Nanos,
+    /// The disk has come there.
+    is_reached: bool,
     /// Who waits until the disk is there.
     waiting: Option<oneshot::Sender<Result<(), String>>>,
+    /// When to look whether somebody still waits.
+    look_again: Nanos,
+    /// Since when the disk's clients have been held for it.
+    held_since: Option<Nanos>,
 }
 
 /// The barrier of a disk, if it has one.
@@ -33,47 +44,95 @@ pub struct Barrier {
 pub struct BarrierSlot(Option<Barrier>);
 
 impl BarrierSlot {
-    /// Raises a barrier. `waiting` is answered when the disk is there, or when the barrier has ended before.
+    /// Raises a barrier.
+    ///
+    /// # Errors
+    /// In words: the disk has one.
     pub fn raise(
         &mut self,
         accel: &mut Accel<Box<dyn Backing>>,
-        load: Option<LoadLayer>,
         number: u64,
+        is_held: bool,
         now: Nanos,
-        waiting: oneshot::Sender<Result<(), String>>,
-    ) {
+    ) -> Result<(), String> {
         if self.0.is_some() {
-            return answer(waiting, Err("another snapshot of the disk is being made".into()));
-        }
-        if load == Some(LoadLayer::Backing) {
-            return answer(waiting, Err("a load runs on the disk's backing; wait for its end".into()));
+            return Err("another snapshot of the disk is being made".into());
         }
         accel.raise_barrier();
-        self.0 = Some(Barrier { number, until: now + REACHED, waiting: Some(waiting) });
+        let held_since = is_held.then_some(now);
+        self.0 = Some(Barrier {
+            number,
+            until: now + REACHED,
+            is_reached: false,
+            waiting: None,
+            look_again: now,
+            held_since,
+        });
+        Ok(())
+    }
+
+    /// `waiting` is answered when the disk is there, or when the barrier has ended before.
+    pub fn wait(&mut self, number: u64, waiting: oneshot::Sender<Result<(), String>>) {
+        match self.0.as_mut().filter(|barrier| barrier.number == number) {
+            Some(barrier) => barrier.waiting = Some(waiting),
+            None => answer(waiting, Err("its barrier has ended".into())),
+        }
+    }
+
+    /// The clients are to be served again. Whether they were held for this barrier until now.
+    pub fn release(&mut self, number: u64, now: Nanos) -> bool {
+        let barrier = self.0.as_mut().filter(|barrier| barrier.number == number);
+        let since = barrier.and_then(|barrier| barrier.held_since.take());
+        since.is_some_and(|since| now - since < HOLD)
+    }
+
+    /// Something else has let the clients go on.
+    pub fn not_held(&mut self) {
+        self.0.iter_mut().for_each(|barrier| barrier.held_since = None);
     }
 
     /// Lowers a barrier. Whether the disk has been there until now.
     pub fn lower(&mut self, accel: &mut Accel<Box<dyn Backing>>, number: u64) -> bool {
         let Some(barrier) = self.0.take_if(|barrier| barrier.number == number) else { return false };
-        let was_there = barrier.waiting.is_none() && accel.is_at_barrier();
+        let was_there = barrier.is_reached && accel.is_at_barrier();
         accel.lower_barrier();
         was_there
     }
 
-    /// Answers who waits, and ends a barrier whose time is over.
-    pub fn turn(&mut self, accel: &mut Accel<Box<dyn Backing>>, now: Nanos) {
-        let Some(barrier) = &mut self.0 else { return };
-        if barrier.waiting.is_some() && accel.is_at_barrier() {
-            barrier.until = now + HELD;
+    /// Answers who waits, and ends a barrier whose time is over. Whether the clients have been held for too long.
+    pub fn turn(&mut self, accel: &mut Accel<Box<dyn Backing>>, now: Nanos) -> bool {
+        let Some(barrier) = &mut self.0 else { return false };
+        if !barrier.is_reached && accel.is_at_barrier() {
+            // Clients of a log that fills behind it are refused after their time (P9).
+            let held = HELD.min(accel.config().full_log_wait / 2);
+            (barrier.is_reached, barrier.until) = (true, now + held);
+        }
+        if barrier.waiting.as_ref().is_some_and(oneshot::Sender::is_closed) {
+            // Nobody would lower it.
+            barrier.until = now;
+        }
+        barrier.look_again = now + LOOK_AGAIN;
+        if barrier.is_reached {
             barrier.waiting.take().into_iter().for_each(|waiting| answer(waiting, Ok(())));
         }
+        let held_too_long = barrier.held_since.take_if(|since| now >= *since + HOLD).is_some();
         if now >= barrier.until
             && let Some(barrier) = self.0.take()
         {
             accel.lower_barrier();
-            let text = format!("the storage has not taken what the write log has within {REACHED:?}");
+            let text = "its storage has not taken what the write log has in time".to_owned();
             barrier.waiting.into_iter().for_each(|waiting| answer(waiting, Err(text.clone())));
         }
+        held_too_long
+    }
+
+    /// The disk closes, or another node owns it. Whether clients were held.
+    pub fn end(&mut self, accel: &mut Accel<Box<dyn Backing>>) -> bool {
+        let Some(barrier) = self.0.take() else { return false };
+        accel.lower_barrier();
+        let text = "the disk is being closed, or moved".to_owned();
+        barrier.waiting.into_iter().for_each(|waiting| answer(waiting, Err(text.clone())));
+        barrier.held_since.is_some()
     }
 
     /// Whether there is one.
@@ -81,8 +140,10 @@ impl BarrierSlot {
         self.0.is_some()
     }
 
-    /// When it ends by itself.
+    /// When something of it ends by itself.
     pub fn deadline(&self) -> Nanos {
-        self.0.as_ref().map_or(Nanos::NEVER, |barrier| barrier.until)
+        let Some(barrier) = &self.0 else { return Nanos::NEVER };
+        let waits = if barrier.waiting.is_some() { barrier.look_again } else { Nanos::NEVER };
+        barrier.until.min(waits).min(barrier.held_since.map_or(Nanos::NEVER, |since| since + HOLD))
     }
 }

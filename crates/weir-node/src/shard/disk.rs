@@ -49,6 +49,8 @@ pub struct Disk {
     load: Option<RunningLoad>,
     /// The load makes no requests while clients are held.
     holds_load: bool,
+    /// The clients are held because the disk is about to move.
+    held_for_move: bool,
     /// Who waits until the disk may be handed over.
     holding: Option<oneshot::Sender<()>>,
     /// Waits until the clients are held.
@@ -138,6 +140,7 @@ impl Disk {
             done: Vec::new(),
             load: None,
             holds_load: false,
+            held_for_move: false,
             holding: None,
             holding_clients: Vec::new(),
             touched: true,
@@ -321,22 +324,48 @@ impl Disk {
             self.holding_clients.drain(..).for_each(|done| answer(done, ()));
         }
         self.answer_drops();
-        self.barrier.turn(self.top.accel_mut().inner_mut(), reactor.now());
+        if self.barrier.turn(self.top.accel_mut().inner_mut(), reactor.now()) && !self.held_for_move {
+            self.exports.resume();
+        }
         self.delays.publish(self.exports.delays());
         self.due = self.deadline_now(reactor, workspace);
     }
 
-    /// Raises a barrier of destage; `waiting` is answered when the disk is there.
-    pub fn raise_barrier(&mut self, number: u64, now: Nanos, waiting: oneshot::Sender<Result<(), String>>) {
+    /// Raises a barrier of destage. With `holds`, no client hears of anything from then on until [`Disk::release_barrier`].
+    pub fn raise_barrier(&mut self, number: u64, holds: bool, now: Nanos) -> Result<(), String> {
         if !matches!(self.life, Life::Serving) {
-            return answer(waiting, Err("the disk is being closed".into()));
+            return Err("the disk is being closed".into());
         }
-        let load = self.load.as_ref().map(|load| load.layer);
-        self.barrier.raise(self.top.accel_mut().inner_mut(), load, number, now, waiting);
+        if holds && self.held_for_move {
+            return Err("the disk is being moved".into());
+        }
+        if self.load.as_ref().is_some_and(|load| load.layer == LoadLayer::Backing) {
+            return Err("a load runs on the disk's backing; wait for its end".into());
+        }
+        self.barrier.raise(self.top.accel_mut().inner_mut(), number, holds, now)?;
+        if holds {
+            self.exports.hold();
+        }
+        Ok(())
+    }
+
+    /// `waiting` is answered when the disk is at its barrier.
+    pub fn await_barrier(&mut self, number: u64, waiting: oneshot::Sender<Result<(), String>>) {
+        self.barrier.wait(number, waiting);
+    }
+
+    /// Clients go on. Whether they were held until now.
+    pub fn release_barrier(&mut self, number: u64, now: Nanos) -> bool {
+        let was_held = self.barrier.release(number, now);
+        if was_held && !self.held_for_move {
+            self.exports.resume();
+        }
+        was_held
     }
 
     /// Lowers a barrier. Whether the disk has been there until now.
-    pub fn lower_barrier(&mut self, number: u64) -> bool {
+    pub fn lower_barrier(&mut self, number: u64, now: Nanos) -> bool {
+        self.release_barrier(number, now);
         self.barrier.lower(self.top.accel_mut().inner_mut(), number)
     }
 
@@ -350,14 +379,15 @@ impl Disk {
     /// time.
     pub fn hold_clients(&mut self, done: oneshot::Sender<()>) {
         self.exports.hold();
-        self.holds_load = true;
+        (self.holds_load, self.held_for_move) = (true, true);
         self.holding_clients.push(done);
     }
 
     /// Clients are served again, and a load goes on.
     pub fn resume_clients(&mut self) {
         self.exports.resume();
-        self.holds_load = false;
+        self.barrier.not_held();
+        (self.holds_load, self.held_for_move) = (false, false);
     }
 
     fn round(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
@@ -489,6 +519,9 @@ impl Disk {
             Life::Closing(waiting) => waiting.push(done),
             Life::Releasing(_) => answer(done, Err("the disk belongs to another node now".into())),
             Life::Serving => {
+                if self.barrier.end(self.top.accel_mut().inner_mut()) && !self.held_for_move {
+                    self.exports.resume();
+                }
                 self.exports.close();
                 self.accel().close();
                 self.stop_load();
@@ -509,6 +542,7 @@ impl Disk {
             waiting.push(done);
             return None;
         }
+        self.barrier.end(self.top.accel_mut().inner_mut());
         self.exports.dismiss(reactor, workspace);
         self.abandon(reactor);
         self.holding = None;

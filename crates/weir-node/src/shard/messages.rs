@@ -156,8 +156,13 @@ pub enum Command {
     SetRate { disk: String, rate: Option<Rate> },
     /// The disk's size changed (grown).
     Resize { disk: String, size: u64, done: oneshot::Sender<Result<(), String>> },
-    /// Bring everything that was acknowledged to the backing of an open disk, and nothing from behind that. Answered when that is so.
-    RaiseBarrier { disk: String, number: u64, done: oneshot::Sender<Result<(), String>> },
+    /// Bring everything that was acknowledged to the backing of an open disk, and nothing from behind that. Answered at once. With `holds`, clients
+    /// hear of nothing from then on until `ReleaseBarrier`, or for less than a second.
+    RaiseBarrier { disk: String, number: u64, holds: bool, done: oneshot::Sender<Result<(), String>> },
+    /// Clients that are held for a barrier go on. Answered with whether they were held until now.
+    ReleaseBarrier { disk: String, number: u64, done: oneshot::Sender<bool> },
+    /// Answered when the backing is as `RaiseBarrier` says.
+    AwaitBarrier { disk: String, number: u64, done: oneshot::Sender<Result<(), String>> },
     /// Destage goes on. Answered with whether the backing has been as `RaiseBarrier` has said until now.
     LowerBarrier { disk: String, number: u64, done: oneshot::Sender<bool> },
     /// The states of this shard's disks.
@@ -186,7 +191,14 @@ pub enum Command {
         done: oneshot::Sender<Result<(), String>>,
     },
     /// Change the layout of a disk that is served here, when its owner has given up all that it holds. Answered when that is done.
-    ChangeServed { disk: String, change: ServedChange, done: oneshot::Sender<Result<(), IoError>> },
+    ChangeServed {
+        disk: String,
+        number: u64,
+        change: ServedChange,
+        done: oneshot::Sender<Result<(), IoError>>,
+    },
+    /// Nobody waits for a change of a served disk any more: it is not made if it has not begun.
+    ForgetChange { disk: String, number: u64 },
     /// This node does not coordinate the volume of a disk any more. Answered when nothing of it is under way.
     StopServing { disk: String, done: oneshot::Sender<()> },
     /// The owner of a disk that is served here has connected; it is of the epoch `epoch` at most.

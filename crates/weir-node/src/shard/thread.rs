@@ -387,17 +387,10 @@ impl Turning {
                     self.find(&disk).map_or(Err("the disk is not open here".into()), |one| one.resize(size));
                 answer(done, resized);
             }
-            Command::RaiseBarrier { disk, number, done } => {
-                let now = self.reactor.now();
-                match self.find(&disk) {
-                    Some(one) => one.raise_barrier(number, now, done),
-                    None => answer(done, Err("the disk is not open here".into())),
-                }
-            }
-            Command::LowerBarrier { disk, number, done } => {
-                let was_there = self.find(&disk).is_some_and(|one| one.lower_barrier(number));
-                answer(done, was_there);
-            }
+            Command::RaiseBarrier { .. }
+            | Command::ReleaseBarrier { .. }
+            | Command::AwaitBarrier { .. }
+            | Command::LowerBarrier { .. } => self.take_barrier_command(command),
             Command::Status { answer: to } => answer(to, self.status()),
             Command::Meters { disk, answer: to } => {
                 let meters = self.find(&disk).map(|one| one.meters());
@@ -419,7 +412,10 @@ impl Turning {
                 let served = self.serve(disk, opened, epoch, owner);
                 answer(done, served);
             }
-            Command::ChangeServed { disk, change, done } => self.change_served(&disk, change, done),
+            Command::ChangeServed { disk, number, change, done } => {
+                self.change_served(&disk, number, change, done);
+            }
+            Command::ForgetChange { disk, number } => self.forget_change(&disk, number),
             Command::StopServing { disk, done } => self.stop_serving(&disk, done),
             Command::OwnerConnected { disk, stream, epoch } => self.owner_connected(&disk, stream, epoch),
             Command::LoseCoordinator { disk } => {
@@ -442,6 +438,31 @@ impl Turning {
             Command::CoordinatorHere { disk } => self.connect_here(&disk),
             Command::Stop { done } => self.stop(done),
             command => self.tell_accel(command),
+        }
+    }
+
+    fn take_barrier_command(&mut self, command: Command) {
+        let now = self.reactor.now();
+        let closed = || Err("the disk is not open here".to_owned());
+        match command {
+            Command::RaiseBarrier { disk, number, holds, done } => {
+                let raised =
+                    self.find(&disk).map_or_else(closed, |one| one.raise_barrier(number, holds, now));
+                answer(done, raised);
+            }
+            Command::ReleaseBarrier { disk, number, done } => {
+                let was_held = self.find(&disk).is_some_and(|one| one.release_barrier(number, now));
+                answer(done, was_held);
+            }
+            Command::AwaitBarrier { disk, number, done } => match self.find(&disk) {
+                Some(one) => one.await_barrier(number, done),
+                None => answer(done, closed()),
+            },
+            Command::LowerBarrier { disk, number, done } => {
+                let was_there = self.find(&disk).is_some_and(|one| one.lower_barrier(number, now));
+                answer(done, was_there);
+            }
+            _ => {}
         }
     }
 

@@ -426,13 +426,28 @@ impl World {
         self.coordinate(coordinator::Event::Prepare { range, allocates });
     }
 
-    /// Somebody wants a clone, or a defragmenter moves a range.
+    /// Somebody wants a clone, or a defragmenter moves a range; or nobody waits for that any more.
     fn want(&mut self) {
+        if self.rng.u8(0..4) == 0 {
+            return self.give_up_waiting();
+        }
         let change = self.number();
         let start = self.rng.u64(0..BLOCKS as u64 / PIECE) * PIECE;
         let range = if is_clone(change) { (0, BLOCKS as u64) } else { (start, start + PIECE) };
         self.wanted.insert(change, range);
         self.coordinate(coordinator::Event::Wanted { change, range });
+    }
+
+    fn give_up_waiting(&mut self) {
+        let begun = |change: u64| {
+            let is_it = |what| matches!(what, Job::Change { change: other, .. } if other == change);
+            self.working.iter().any(|working| is_it(working.what))
+        };
+        if let Some(change) = self.wanted.keys().copied().find(|change| !begun(*change)) {
+            self.wanted.remove(&change);
+            self.log.note(|| format!("nobody waits for change {change} any more"));
+            self.coordinate(coordinator::Event::Unwanted(change));
+        }
     }
 
     fn fault(&mut self) {

@@ -54,6 +54,8 @@ pub enum Event {
         /// The range.
         range: Range,
     },
+    /// Nobody waits for a change any more. One that has not begun is not made.
+    Unwanted(u64),
     /// The filesystem has done a job, durably, or has failed. `layout`: what it has in the job's range now; empty if that is not known.
     /// Blocks that are allocated and not written are no part of it.
     Executed {
@@ -266,6 +268,10 @@ impl Coordinator {
                 let range = neighbourhood(range, self.piece);
                 self.waiting.push_back(Job::Change { change, range });
             }
+            Event::Unwanted(unwanted) => {
+                self.waiting.retain(|job| !matches!(job, Job::Change { change, .. } if *change == unwanted));
+                self.recall = self.recall.filter(|recall| recall.change != unwanted);
+            }
             Event::Executed { job, result, layout } => self.executed(job, result, layout, effects),
         }
         self.welcome(effects);
@@ -384,10 +390,10 @@ impl Coordinator {
             let excludes =
                 |other: Job| (other.changes() || what.changes()) && overlap(other.range(), what.range());
             let busy = self.active.iter().any(|active| excludes(active.what)) && !beside;
-            let is_asked = self.is_asked(what);
+            let awaits_owner = self.awaits_owner(what);
             if busy || passed.iter().any(|other| excludes(*other)) || !self.may_start(what) {
                 // The owner's answer may be behind requests that would wait for the change.
-                if !is_asked {
+                if !awaits_owner {
                     passed.push(what);
                 }
                 self.waiting.push_back(what);
@@ -408,10 +414,12 @@ impl Coordinator {
         }
     }
 
-    /// A change that waits for the owner's answer to its recall. Requests go on meanwhile; their grants are barred.
-    fn is_asked(&self, what: Job) -> bool {
+    /// A change that the owner has not given its range up for, also because another one comes first. Requests go on meanwhile; their
+    /// grants are barred.
+    fn awaits_owner(&self, what: Job) -> bool {
         let Job::Change { change, .. } = what else { return false };
-        self.recall.is_some_and(|recall| recall.change == change && !recall.done)
+        let is_given_up = self.recall.is_some_and(|recall| recall.change == change && recall.done);
+        self.owner == Owner::Connected && !is_given_up
     }
 
     /// Whether the owner holds nothing that a job changes.

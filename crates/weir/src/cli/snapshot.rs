@@ -6,6 +6,7 @@ use crate::completion;
 
 pub const EXAMPLES: &str = "Examples:
   weir snapshot create db@before-upgrade
+  weir snapshot create data@monday --group wal,index
   weir snapshot list db
   weir disk clone db@before-upgrade db-test
   weir snapshot delete db@before-upgrade";
@@ -21,6 +22,10 @@ pub enum SnapshotCommand {
         /// The disk and the new snapshot's name, as in db@monday. At most 64 letters, digits, '-', '_', '.'.
         #[arg(value_name = "DISK@SNAPSHOT", value_parser = parse)]
         snapshot: SnapshotName,
+        /// Also snapshots of these disks of the volume, of the same name and at the same point in time: a database whose data and log
+        /// are on different disks. Their clients wait for a moment.
+        #[arg(long, value_name = "DISK", value_delimiter = ',', add = completion::disks())]
+        group: Vec<String>,
     },
     /// The snapshots of a disk, or of all disks; the oldest first.
     List {

@@ -8,14 +8,15 @@ use crate::cli::{SnapshotCommand, SnapshotName};
 use crate::cluster::any_node;
 use crate::failure::Failure;
 use crate::options::Global;
-use crate::output::{list, print, table};
+use crate::output::{print, table};
 
 /// Executes a `weir snapshot` command.
 pub fn run(global: &Global, command: SnapshotCommand) -> Result<(), Failure> {
     let client = any_node(global)?;
     match command {
-        SnapshotCommand::Create { snapshot: SnapshotName { disk, name } } => {
-            print(global.output, &client.create_snapshot(&disk, &name)?, show)
+        SnapshotCommand::Create { snapshot: SnapshotName { disk, name }, group } => {
+            let snapshots = client.create_snapshot(&disk, &name, &group)?;
+            print(global.output, &Snapshots { snapshots }, rows)
         }
         SnapshotCommand::List { disk } => {
             let disks = match disk {
@@ -38,15 +39,6 @@ pub fn run(global: &Global, command: SnapshotCommand) -> Result<(), Failure> {
             })
         }
     }
-}
-
-fn show(snapshot: &SnapshotView) -> String {
-    list(&[
-        ("snapshot", format!("{}@{}", snapshot.disk, snapshot.name)),
-        ("made", snapshot.made.clone()),
-        ("size", about(snapshot.size)),
-        ("blocks", format!("{}, shared ones included", about(snapshot.allocated))),
-    ])
 }
 
 fn rows(Snapshots { snapshots }: &Snapshots) -> String {

@@ -26,14 +26,13 @@ pub(super) struct Served {
     touched: bool,
     /// Who waits for its end.
     stopping: Option<oneshot::Sender<()>>,
-    /// Who waits for changes of its layout, by their numbers; and the last number.
+    /// Who waits for changes of its layout, by their numbers.
     changing: BTreeMap<u64, oneshot::Sender<Result<(), IoError>>>,
-    last_change: u64,
 }
 
 impl Served {
     fn new(name: String, disk: Rc<RefCell<ServedDisk>>) -> Served {
-        Served { name, disk, touched: true, stopping: None, changing: BTreeMap::new(), last_change: 0 }
+        Served { name, disk, touched: true, stopping: None, changing: BTreeMap::new() }
     }
 
     /// Answers those whose changes are made, or have failed.
@@ -82,6 +81,7 @@ impl Turning {
     pub(super) fn change_served(
         &mut self,
         name: &str,
+        number: u64,
         ServedChange(change): ServedChange,
         done: oneshot::Sender<Result<(), IoError>>,
     ) {
@@ -90,11 +90,18 @@ impl Turning {
             return answer(done, Err(error));
         };
         served.touched = true;
-        served.last_change += 1;
-        served.changing.insert(served.last_change, done);
+        served.changing.insert(number, done);
         let mut disk = served.disk.borrow_mut();
         let whole = (0, disk.size());
-        disk.change(&mut self.reactor, served.last_change, whole, change);
+        disk.change(&mut self.reactor, number, whole, change);
+    }
+
+    pub(super) fn forget_change(&mut self, name: &str, number: u64) {
+        if let Some((_, served)) = self.served.iter_mut().find(|(_, served)| served.name == name) {
+            served.touched = true;
+            served.changing.remove(&number);
+            served.disk.borrow_mut().forget_change(&mut self.reactor, number);
+        }
     }
 
     pub(super) fn owner_connected(&mut self, name: &str, stream: Stream, epoch: u64) {

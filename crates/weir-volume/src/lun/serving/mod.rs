@@ -128,6 +128,8 @@ pub struct ServedDisk {
     ahead: Ahead,
     /// Where the next look at the file begins.
     looks_from: u64,
+    /// A look is to begin.
+    looks_again: bool,
     peer: Peer,
     /// A connection that has not greeted yet, and the highest epoch that it may have.
     candidate: Option<(Peer, u64)>,
@@ -177,6 +179,7 @@ impl ServedDisk {
             long: Offload::new("weir-disk-long", Token { owner: id, slot: LONG }),
             ahead: Ahead::default(),
             looks_from: 0,
+            looks_again: false,
             peer: Peer::None,
             candidate: None,
             sockets: 0,
@@ -255,6 +258,14 @@ impl ServedDisk {
         self.step(reactor, coordinator::Event::Wanted { change: number, range });
     }
 
+    /// Nobody waits for a change any more. One that has not begun is not made, and has no result.
+    pub fn forget_change(&mut self, reactor: &mut Reactor, number: u64) {
+        // One that has begun is not among them.
+        if self.changes.remove(&number).is_some() {
+            self.step(reactor, coordinator::Event::Unwanted(number));
+        }
+    }
+
     /// The results of changes.
     pub fn changed(&mut self) -> Vec<(u64, Result<(), IoError>)> {
         std::mem::take(&mut self.changed)
@@ -325,6 +336,9 @@ impl ServedDisk {
         self.feed_starved(reactor);
         self.receive(reactor);
         self.allocate_ahead(reactor);
+        if std::mem::take(&mut self.looks_again) {
+            self.look_on(reactor);
+        }
         self.commit(reactor);
         if let Err(error) = self.peer.flush(reactor) {
             self.drop_peer(reactor, Some(&error));
@@ -526,6 +540,9 @@ impl ServedDisk {
             Effect::Changed { change, result } => {
                 self.changes.remove(&change);
                 self.changed.push((change, result));
+                // The owner gets what the file has now, whether or not it has been changed.
+                self.looks_from = 0;
+                self.looks_again = true;
             }
         }
     }
