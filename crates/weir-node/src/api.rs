@@ -475,13 +475,17 @@ pub struct CreateVolume {
     /// The LUN's identity, repeated: nothing is done without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
+    /// The format may destroy what is on the LUN: needed where that is not blank.
+    #[serde(default)]
+    pub destroy: bool,
 }
 
 impl CreateVolume {
     /// A volume in a directory.
     #[must_use]
     pub fn dir(name: impl Into<String>, path: PathBuf) -> CreateVolume {
-        CreateVolume { name: name.into(), kind: "dir".into(), path, format: None, identity: None }
+        let (format, identity, destroy) = (None, None, false);
+        CreateVolume { name: name.into(), kind: "dir".into(), path, format, identity, destroy }
     }
 }
 
@@ -496,6 +500,9 @@ pub struct VolumePlan {
     /// The LUN's identity, which is to be repeated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
+    /// The LUN is not blank: what is there would be destroyed.
+    #[serde(default)]
+    pub destroys: bool,
 }
 
 /// The operator's word that a node cannot write to a volume's LUN.

@@ -309,12 +309,16 @@ pub enum VolumeCommand {
         /// Kind of backing: dir, or lun for a shared block device with a filesystem of its own.
         #[arg(long, default_value = "dir", value_parser = ["dir", "lun"])]
         kind: String,
-        /// Make a filesystem on the LUN. Whatever is there is lost.
+        /// Make a filesystem on the LUN, which must be blank, or --destroy be given. A LUN of up to 1 GiB is read altogether to find that
+        /// out, a larger one in samples.
         #[arg(long, value_parser = ["xfs", "ext4"])]
         format: Option<String>,
         /// The LUN's identity, repeated from --dry-run: no other host uses it in any other way.
         #[arg(long)]
         identity: Option<String>,
+        /// Format the LUN although it is not blank. --dry-run says what is there.
+        #[arg(long, requires = "format")]
+        destroy: bool,
         /// Only say what would be done.
         #[arg(long)]
         dry_run: bool,

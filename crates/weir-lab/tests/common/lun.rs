@@ -120,6 +120,7 @@ impl LunBench {
             path: luns.path(1).to_owned(),
             format: Some(format.into()),
             identity: None,
+            destroy: false,
         };
         let refused = client.create_volume(&wanted).unwrap_err();
         let plan = client.plan_volume(&wanted).unwrap();

@@ -35,7 +35,7 @@ fn is_it(lun: &LunRecord, path: &Path) -> bool {
     let Ok(device) = File::open(path) else { return false };
     match content(&device, path) {
         Ok(Content::Filesystem(found)) => LunRecord::bytes(&lun.uuid) == Some(found.uuid),
-        Ok(Content::Zeroes | Content::Unknown) | Err(_) => false,
+        Ok(Content::Other) | Err(_) => false,
     }
 }
 

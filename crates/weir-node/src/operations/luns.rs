@@ -29,22 +29,23 @@ impl Operations {
         if wanted.kind != "lun" {
             check_dir(&wanted)?;
             let action = format!("use the directory {}", wanted.path.display());
-            return Ok(VolumePlan { volume: wanted.name, action, identity: None });
+            return Ok(VolumePlan { volume: wanted.name, action, identity: None, destroys: false });
         }
-        let (path, wish) = (wanted.path, wish(wanted.format.as_deref(), wanted.identity)?);
+        let (path, wish) = (wanted.path, wish(wanted.format.as_deref(), wanted.identity, wanted.destroy)?);
         let planned = blocking(move || {
             let lun = Lun::examine(&path)?;
             let plan = lun.plan(&wish)?;
             lun.listen()?;
-            Ok((plan.describe(&lun), lun.identity))
+            let destroys = matches!(plan, Plan::Format { .. }) && !lun.is_blank();
+            Ok((plan.describe(&lun), lun.identity, destroys))
         });
-        let (action, identity) = planned.await?;
-        Ok(VolumePlan { volume: wanted.name, action, identity: Some(identity) })
+        let (action, identity, destroys) = planned.await?;
+        Ok(VolumePlan { volume: wanted.name, action, identity: Some(identity), destroys })
     }
 
     pub(super) async fn create_lun(&self, wanted: CreateVolume) -> Answer<VolumeView> {
-        let CreateVolume { name, path, format, identity, .. } = wanted;
-        let wish = wish(format.as_deref(), identity)?;
+        let CreateVolume { name, path, format, identity, destroy, .. } = wanted;
+        let wish = wish(format.as_deref(), identity, destroy)?;
         let known = self.volume_records().await?;
         if known.iter().any(|other| other.name == name) {
             return Err(exists(&name));
@@ -164,7 +165,7 @@ fn mark() -> VolumeId {
     VolumeId((u128::from(random()) << 64 | u128::from(random())).to_be_bytes())
 }
 
-fn wish(format: Option<&str>, identity: Option<String>) -> Answer<Wish> {
+fn wish(format: Option<&str>, identity: Option<String>, destroy: bool) -> Answer<Wish> {
     let format = match format {
         None => None,
         Some("xfs") => Some(Kind::Xfs),
@@ -174,7 +175,7 @@ fn wish(format: Option<&str>, identity: Option<String>) -> Answer<Wish> {
             return Err(ApiError::new(ApiErrorKind::Invalid, message));
         }
     };
-    Ok(Wish { format, identity })
+    Ok(Wish { format, identity, destroy })
 }
 
 fn set_up(
@@ -203,7 +204,10 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))?.map_err(|error| {
         let kind = match &error {
             SetupError::InUse { .. } | SetupError::IsVolume { .. } => ApiErrorKind::Exists,
-            SetupError::NotConfirmed { .. } | SetupError::NoFilesystem { .. } => ApiErrorKind::Refused,
+            SetupError::NotConfirmed { .. }
+            | SetupError::NoFilesystem { .. }
+            | SetupError::HasData { .. }
+            | SetupError::Ambiguous { .. } => ApiErrorKind::Refused,
             SetupError::Filesystem(error) if error.is_absent() => ApiErrorKind::NotFound,
             SetupError::Filesystem(error) if error.is_busy() => {
                 let hint = "something on this host has it mounted, or open exclusively: `lsblk`, `fuser`";

@@ -203,10 +203,10 @@ pub(super) fn check_dir(wanted: &CreateVolume) -> Answer<()> {
         CreateVolume { kind, .. } if kind != "dir" => {
             invalid(format!("{kind:?} is not a kind of volume; use dir or lun"))
         }
-        CreateVolume { format: None, identity: None, .. } => Ok(()),
-        CreateVolume { .. } => {
-            invalid("a directory has no format and no identity; they are for --kind lun".into())
-        }
+        CreateVolume { format: None, identity: None, destroy: false, .. } => Ok(()),
+        CreateVolume { .. } => invalid(
+            "a directory has no format, no identity and nothing to destroy; they are for --kind lun".into(),
+        ),
     }
 }
 

@@ -30,10 +30,10 @@ struct Shown {
 pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
     let client = any_node(global)?;
     match command {
-        VolumeCommand::Create { name, path, kind, format, identity, dry_run } => {
+        VolumeCommand::Create { name, path, kind, format, identity, destroy, dry_run } => {
             // Nodes have working directories of their own.
             let path = std::path::absolute(path)?;
-            let wanted = CreateVolume { name, kind, path, format, identity };
+            let wanted = CreateVolume { name, kind, path, format, identity, destroy };
             if dry_run {
                 return print(global.output, &client.plan_volume(&wanted)?, planned);
             }
@@ -86,8 +86,10 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
 }
 
 fn planned(plan: &VolumePlan) -> String {
-    let identity = plan.identity.as_ref().map(|identity| format!("; to do that, add --identity {identity}"));
-    format!("would {}{}", plan.action, identity.unwrap_or_default())
+    let destroy = if plan.destroys { " --destroy" } else { "" };
+    let options =
+        plan.identity.as_ref().map(|identity| format!("\nto do that, add --identity {identity}{destroy}"));
+    format!("would {}{}", plan.action, options.unwrap_or_default())
 }
 
 fn confirmed(done: &ConfirmedFenced) -> String {
