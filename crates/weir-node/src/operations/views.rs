@@ -8,15 +8,17 @@ use weir_block::Nanos;
 use weir_cluster::membership::SessionState;
 use weir_cluster::node_state::Cluster;
 use weir_cluster::placement::{self, Live};
-use weir_cluster::records::{DiskRecord, NodeRef, Policy, Record, Source, Spread, keys};
+use weir_cluster::records::{DiskRecord, NodeRef, Policy, Record, Source, Spread, VolumeKind, keys};
 use weir_cluster::registry::{Listing, RegistryError};
 
+use super::measured::NOTHING;
 use super::owners::{Known, Said};
 use super::{Answer, Operations, health};
 use crate::api::{
     ApiError, ApiErrorKind, DiskLimit, DiskView, MediumView, NbdView, NodeStatus, NodeView, PeerProtection,
     RegistryView,
 };
+use crate::client;
 use crate::control::decide::{Decision, Local, Situation, decide, is_live};
 use crate::control::node::blocking;
 use crate::control::provisioning::Files;
@@ -186,7 +188,18 @@ impl Operations {
             true => self.node.records.volumes.now().get(&record.volume).cloned()?,
             false => self.node.volume(&record.volume).await.ok()?,
         };
+        let is_on_lun = volume.kind == VolumeKind::Lun;
         let (files, name) = (Files::of(&self.node, volume), name.clone());
+        if is_on_lun
+            && !registry_is_away
+            && let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await.ok().flatten()
+        {
+            // Only the coordinator reaches the file.
+            let asked = self.forward_within(client::LOOK, &coordinator, &record.name, "", NOTHING);
+            // A call of itself: on the coordinator, the way ends.
+            let view: DiskView = Box::pin(asked).await.ok()?;
+            return view.allocated;
+        }
         let look = blocking(move || files.open()?.allocated(&name));
         tokio::time::timeout(STORAGE, look).await.ok()?.ok()
     }
