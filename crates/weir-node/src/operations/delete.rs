@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Mode, VolumeKind, keys};
-use weir_volume::VolumeError;
 
 use super::{Answer, Operations, check_named, ownership_error};
 use crate::api::{ApiError, ApiErrorKind, Delete, Deleted};
@@ -49,6 +48,9 @@ impl Operations {
             && let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await?
         {
             return self.forward(&coordinator, name, "delete", &wanted).await;
+        }
+        if record.owner.is_none() {
+            self.check_coordinated(&record.volume).await?;
         }
         self.check_not_serving(&record).await?;
         let place = self.node.place_of(&record).await;
@@ -222,11 +224,7 @@ impl Operations {
         }
         self.check_not_serving(&record).await?;
         provisioning::check_former(&self.node, &record).await?;
-        let volume = self.node.volume(&record.volume).await?;
-        if volume.kind == VolumeKind::Lun && self.node.coordinators.get(&volume.name).mounted.is_none() {
-            let message = VolumeError::NotCoordinator(volume.name).to_string();
-            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
-        }
+        self.check_coordinated(&record.volume).await?;
         provisioning::remove(&self.node, &entry, &record, String::new()).await
     }
 }

@@ -16,7 +16,7 @@ use super::owners::{Known, Said};
 use super::{Answer, Operations, health};
 use crate::api::{
     ApiError, ApiErrorKind, DiskLimit, DiskView, MediumView, NbdView, NodeStatus, NodeView, PeerProtection,
-    RegistryView,
+    RegistryView, VolumeTrouble,
 };
 use crate::client;
 use crate::control::decide::{Decision, Local, Situation, decide, is_live};
@@ -40,6 +40,9 @@ impl Operations {
         let age = (registry.state == RegistryView::AWAY).then_some(registry.age_seconds);
         let known = self.node.records.disks.now();
         let disks = self.views(known.values(), statuses.clone(), age).await;
+        let troubles = self.coordinations().await.into_iter().filter(|(_, known)| !known.trouble.is_empty());
+        let troubles = troubles.map(|(volume, known)| VolumeTrouble { volume, reason: known.trouble });
+        let troubles = troubles.collect();
         let mut status = NodeStatus {
             node: me.node.clone(),
             fault_domain: self.node.config.fault_domain.clone(),
@@ -50,6 +53,7 @@ impl Operations {
             registry,
             nodes: self.nodes(),
             disks,
+            troubles,
             shards: self.shards(),
             replicas: statuses.into_iter().filter(|status| status.role == "replica").collect(),
             exports: self.node.uris_on(&me.node, ""),
@@ -214,7 +218,14 @@ impl Operations {
         let records: Vec<_> = records.into_iter().collect();
         let owners: BTreeSet<NodeRef> = records.iter().filter_map(|record| record.owner.clone()).collect();
         let said = self.ask_owners(owners, self.owned_of(own).await).await;
-        let view = |record| DiskView { registry_age_seconds: registry_age, ..self.view(record, &said) };
+        let coordinations = self.coordinations().await;
+        let view = |record: &DiskRecord| {
+            let view = DiskView { registry_age_seconds: registry_age, ..self.view(record, &said) };
+            match coordinations.get(&record.volume) {
+                Some(known) if !known.trouble.is_empty() => without_coordinator(view),
+                _ => view,
+            }
+        };
         records.into_iter().map(view).collect()
     }
 
@@ -317,6 +328,18 @@ fn lost_replicas(record: &DiskRecord, live: &Live) -> Vec<String> {
     };
     let lost = record.replicas.iter().filter(|replica| !has_copy(replica));
     lost.map(|replica| replica.node.clone()).collect()
+}
+
+/// A disk that looks well, whose volume nobody serves: what it has no blocks for waits, and nothing may be destaged.
+fn without_coordinator(view: DiskView) -> DiskView {
+    if view.state != "serving" {
+        return view;
+    }
+    let volume = &view.volume;
+    let reason = format!(
+        "volume {volume} is not served (`weir volume show {volume}`): what needs its coordinator waits"
+    );
+    DiskView { state: DiskStatus::DEGRADED.to_owned(), reason, ..view }
 }
 
 /// A disk that its owner does not have open.

@@ -37,12 +37,12 @@ impl Operations {
             disks: disks.iter().filter(|volume| **volume == record.name).count(),
             ..self.volume_view(&record)
         };
-        let mut views = Vec::new();
-        for record in volumes {
-            let lun = self.lun_view(&record).await;
-            views.push(VolumeView { lun, ..view(record) });
-        }
-        Ok(views)
+        let mut known = self.coordinations().await;
+        let view = |record: VolumeRecord| VolumeView {
+            lun: self.lun_view(&record, known.remove(&record.name)),
+            ..view(record)
+        };
+        Ok(volumes.map(view).collect())
     }
 
     pub(super) async fn volume_records(&self) -> Answer<Vec<VolumeRecord>> {

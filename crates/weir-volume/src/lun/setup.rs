@@ -26,6 +26,8 @@ use super::survey::Survey;
 const SMALLEST: u64 = 320 << 20;
 /// The filesystem ends at a multiple of this many bytes.
 const ALIGNMENT: u64 = 1 << 20;
+/// Begin of the identity of a device that has none.
+const BY_SIZE: &str = "size-";
 /// Bytes at each end of a LUN where former formats have their signatures.
 const SIGNATURES: u64 = 4 << 20;
 
@@ -194,12 +196,25 @@ pub enum SetupError {
         beat: Box<Beat>,
     },
     /// It is one already.
-    #[error("{} is the LUN of volume {volume}", .path.display())]
+    #[error(
+        "{} is the LUN of volume {volume}, which this node {}: a LUN is one volume, whatever its paths are; use that one, or delete it first",
+        .path.display(), .here.as_ref().map_or_else(|| "does not find".to_owned(), |here| format!("uses at {}", here.display()))
+    )]
     IsVolume {
         /// The path.
         path: PathBuf,
         /// The volume.
         volume: String,
+        /// This node's path to it.
+        here: Option<PathBuf>,
+    },
+    /// This host has it at several paths, and nothing says which one is to be used.
+    #[error("{}", several_paths(.identity, .paths))]
+    SeveralPaths {
+        /// The LUN's identity.
+        identity: String,
+        /// The paths.
+        paths: Vec<PathBuf>,
     },
     /// mkfs.
     #[error("{program} failed on {}: {said}", .path.display())]
@@ -430,6 +445,23 @@ impl Lun {
     }
 }
 
+/// What to do about a LUN that a host has at several paths: I/O on two of them is not ordered.
+#[must_use]
+pub fn several_paths(identity: &str, paths: &[PathBuf]) -> String {
+    let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    format!(
+        "LUN {identity} is at more than one path ({}): set lun.devices to the one that is to be used, for example a multipath device",
+        paths.join(", ")
+    )
+}
+
+/// By which the LUN at a path is known on every host, if it has a WWN, a serial number, or the like. Does not open it.
+#[must_use]
+pub fn identity_at(path: &Path) -> Option<String> {
+    let metadata = std::fs::metadata(path).ok().filter(|found| found.file_type().is_block_device())?;
+    Some(identity(metadata.rdev(), 0)).filter(|identity| !identity.starts_with(BY_SIZE))
+}
+
 /// Writes zeroes where a heartbeat area is to be.
 fn wipe(path: &Path, at: u64) -> Result<(), FilesystemError> {
     zero(path, at, AREA as u64)
@@ -461,7 +493,7 @@ fn identity(device: u64, size: u64) -> String {
     let part = |name: &str| read(name).ok();
     if let Some(number) = part("partition") {
         let whole = known.iter().find_map(|name| part(&format!("../{name}")).filter(|text| !text.is_empty()));
-        return format!("{}-part{number}", whole.unwrap_or_else(|| format!("size-{size}")));
+        return format!("{}-part{number}", whole.unwrap_or_else(|| format!("{BY_SIZE}{size}")));
     }
     if let Some(found) = known.iter().find_map(|name| part(name).filter(|text| !text.is_empty())) {
         return found;
@@ -469,6 +501,6 @@ fn identity(device: u64, size: u64) -> String {
     let backing = std::fs::read_to_string(base.join("loop/backing_file")).ok();
     match backing.and_then(|path| std::fs::metadata(path.trim_end()).ok()) {
         Some(file) => format!("file-{:x}-{}", file.dev(), file.ino()),
-        None => format!("size-{size}"),
+        None => format!("{BY_SIZE}{size}"),
     }
 }

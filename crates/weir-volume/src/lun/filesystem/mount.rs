@@ -132,6 +132,17 @@ impl Mounted {
         file.map(File::from).map_err(|error| failed(error.into()))
     }
 
+    /// Bytes of it, and those of them that are free.
+    ///
+    /// # Errors
+    /// [`FilesystemError::System`].
+    pub fn space(&self) -> Result<(u64, u64), FilesystemError> {
+        let space = rustix::fs::fstatvfs(&self.root);
+        let space = space.map_err(|error| FilesystemError::system("measure", &self.lun)(error.into()))?;
+        let bytes = |blocks: u64| blocks.saturating_mul(space.f_frsize);
+        Ok((bytes(space.f_blocks), bytes(space.f_bavail)))
+    }
+
     /// Makes everything that was done in it durable.
     ///
     /// # Errors
