@@ -3,11 +3,15 @@
 
 mod common;
 
+use std::fs::File;
+use std::io::{Read, Write};
+use std::process::Command;
 use std::time::Duration;
 
 use common::lun::LunBench;
 use common::{DISK, alone, during, new_history, seed};
 use weir_block::Nanos;
+use weir_node::api::{ApiErrorKind, CreateDisk, CreateVolume, Delete, DiskView, Export};
 
 /// The disk is on each node in turn, the coordinator among them.
 fn every_node_serves(format: &str, policy: &str) {
@@ -94,4 +98,190 @@ fn an_owner_that_loses_its_path_goes_on_through_the_coordinator() {
     });
     eprintln!("longest stall {:?}", load.progress().longest_stall());
     bench.judge(&mut load, seed);
+}
+
+/// More than the LUN takes.
+const TOO_MUCH: u64 = 600 << 20;
+
+/// A client that writes more to a disk than its LUN takes. Returns it, and the disk as its owner shows it once nothing more is destaged.
+fn fill(pool: &LunBench, disk: &str, owner: &str) -> (std::process::Child, DiskView) {
+    let client = pool.bench.lab.any_client().unwrap();
+    let wanted = CreateDisk {
+        name: disk.into(),
+        volume: "pool".into(),
+        size: TOO_MUCH,
+        logical_block: 4096,
+        policy: "write-back+1".into(),
+        medium: weir_node::api::Medium::Ram,
+        limit: None,
+    };
+    client.create_disk(&wanted).unwrap();
+    let export = Export { on: Some(owner.into()), ..Export::default() };
+    let uri = client.export(disk, &export).unwrap().uris[0].clone();
+    let data = pool.bench.directory.path().join("data");
+    if !data.exists() {
+        let (mut random, mut file) = (File::open("/dev/urandom").unwrap(), File::create(&data).unwrap());
+        let mut piece = vec![0; 8 << 20];
+        random.read_exact(&mut piece).unwrap();
+        (0..TOO_MUCH / piece.len() as u64).for_each(|_| file.write_all(&piece).unwrap());
+    }
+    let writer = Command::new("nbdcopy").arg(&data).arg(uri).spawn().unwrap();
+    let deadline = Nanos::now() + common::SOON;
+    loop {
+        match pool.bench.disk_named(disk) {
+            Some(view) if view.state == "degraded" => return (writer, view),
+            last => assert!(Nanos::now() < deadline, "{last:?}{}", pool.bench.logs()),
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Nothing of it can be destaged, and whoever deletes it by force wants to have the space.
+#[test]
+fn a_disk_on_a_full_lun_is_deleted_by_force_with_what_only_its_log_has() {
+    let _turn = alone();
+    let pool = LunBench::up(3, "xfs", "write-through", |_| {});
+    let coordinator = pool.coordinator();
+    let other = ["n1", "n2", "n3"].into_iter().find(|node| *node != coordinator).unwrap();
+    // Its file is the coordinator's to remove, and its log its owner's: on one node, and on two.
+    for (disk, owner) in [("a", other), ("b", &coordinator), ("c", other)] {
+        let (mut writer, view) = fill(&pool, disk, owner);
+        assert!(view.reason.contains("no space left"), "{}", view.reason);
+        let client = pool.bench.lab.client(owner).unwrap().patience(Duration::from_secs(20));
+        let delete = |force, dry_run| client.delete(disk, &Delete { name: disk.into(), force, dry_run });
+        assert_eq!(delete(false, false).unwrap_err().kind, ApiErrorKind::Refused);
+        let preview = delete(true, true).unwrap();
+        assert!(preview.allocated.is_some_and(|bytes| bytes > TOO_MUCH / 2), "{preview:?}");
+        assert!(preview.lost.contains("not destaged") && preview.lost.contains("no space"), "{preview:?}");
+        if disk == "c" {
+            // Without clients, the storage is what keeps it.
+            writer.kill().unwrap();
+            let deadline = Nanos::now() + common::SOON;
+            while pool.bench.disk_named(disk).unwrap().detail.unwrap().clients > 0 {
+                assert!(Nanos::now() < deadline, "its clients are gone");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            let refused = delete(false, false).unwrap_err();
+            assert!(refused.message.contains("its storage takes nothing"), "{refused}");
+        }
+        let began = Nanos::now();
+        let deleted = delete(true, false).unwrap();
+        assert!(deleted.lost.contains("not destaged"), "{deleted:?}");
+        eprintln!("{disk} on {owner}, coordinator {coordinator}: deleted within {:?}", Nanos::now() - began);
+        assert!(!writer.wait().unwrap().success(), "its client has an error, and does not hang");
+        assert!(client.disks().unwrap().iter().all(|view| view.name != disk));
+        let told = client.events().unwrap();
+        let told = told.iter().find(|event| event.kind == "disk-deleted" && event.subject == disk);
+        assert!(told.is_some_and(|event| event.text.contains("lost: ")), "{told:?}");
+    }
+}
+
+/// The health line of a node.
+fn health(pool: &LunBench, node: &str) -> String {
+    pool.bench.lab.client(node).unwrap().status().unwrap().health.to_string()
+}
+
+fn eventually(pool: &LunBench, what: &str, is_so: impl Fn() -> bool) {
+    let deadline = Nanos::now() + common::SOON;
+    while !is_so() {
+        assert!(Nanos::now() < deadline, "not {what}: {:?}{}", health(pool, "n3"), pool.bench.logs());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Its disks look well for as long as they do direct I/O, and destage nothing.
+#[test]
+fn a_volume_that_nobody_serves_is_named_with_the_reason() {
+    let _turn = alone();
+    let mut pool = LunBench::up(3, "xfs", "write-through", |_| {});
+    let coordinator = pool.coordinator();
+    let other = ["n1", "n2", "n3"].into_iter().find(|node| *node != coordinator).unwrap();
+    let client = pool.bench.lab.client(other).unwrap();
+    if pool.bench.owner() != other {
+        client.move_disk(DISK, other).unwrap();
+    }
+    pool.bench.wait_effective();
+    let well = pool.lun(other);
+    assert_eq!((well.coordinator.as_deref(), well.trouble.as_str()), (Some(&*coordinator), ""));
+    assert!(well.free_bytes > Some(0) && well.free_bytes < well.size_bytes, "{well:?}");
+    pool.luns.break_fences(true);
+    assert!(pool.crash(&coordinator));
+    let names_it = |text: &str| {
+        text.contains("volume pool is not served: nobody coordinates it") && text.contains("no answer")
+    };
+    eventually(&pool, "named", || names_it(&health(&pool, other)));
+    pool.bench.wait(|view| view.state == "degraded" && view.reason.contains("volume pool is not served"));
+    // Whoever only tries is no coordinator, and most of its attempts are in one epoch.
+    eventually(&pool, "trying", || pool.lun(other).trouble.contains("is trying (fencing)"));
+    assert_eq!(pool.lun(other).coordinator, None);
+    let refused = client.delete("nothing", &Delete { name: "nothing".into(), force: false, dry_run: true });
+    assert_eq!(refused.unwrap_err().kind, ApiErrorKind::NotFound);
+    let wanted = CreateDisk {
+        name: "new".into(),
+        volume: "pool".into(),
+        size: 1 << 20,
+        logical_block: 4096,
+        policy: "write-through".into(),
+        medium: weir_node::api::Medium::Ram,
+        limit: None,
+    };
+    let refused = client.create_disk(&wanted).unwrap_err();
+    assert!(refused.message.contains("volume pool is not served: nobody coordinates it"), "{refused}");
+    std::thread::sleep(Duration::from_secs(15));
+    let epoch = pool.lun(other).epoch;
+    assert!(epoch <= 7, "{epoch} epochs");
+    pool.luns.break_fences(false);
+    pool.coordinator();
+    let well = || {
+        let lun = pool.lun(other);
+        lun.trouble.is_empty() && lun.notice.is_empty() && !health(&pool, other).contains("volume")
+    };
+    eventually(&pool, "well again", well);
+    pool.bench.wait_effective();
+    let events = client.events().unwrap();
+    let fenced = events.iter().find(|event| event.kind == "node-fenced").expect("an event");
+    assert!(fenced.text.contains(&format!("has fenced {coordinator}")), "{fenced:?}");
+}
+
+/// It knows an old record for a moment when it goes on, beside a LUN on which another one has coordinated since.
+#[test]
+fn a_coordinator_that_stood_still_does_not_take_the_registry_for_a_backup() {
+    let _turn = alone();
+    let pool = LunBench::up(3, "ext4", "write-through", |_| {});
+    let former = pool.coordinator();
+    pool.bench.lab.pause(&former).unwrap();
+    let next = pool.coordinator();
+    assert_ne!(next, former);
+    pool.bench.lab.resume(&former).unwrap();
+    std::thread::sleep(Duration::from_secs(8));
+    for node in ["n1", "n2", "n3"] {
+        let lun = pool.lun(node);
+        assert_eq!((lun.notice.as_str(), lun.trouble.as_str()), ("", ""), "{node}{}", pool.bench.logs());
+    }
+    let events = pool.bench.lab.client(&next).unwrap().events().unwrap();
+    assert!(events.iter().all(|event| !event.text.contains("backup")), "{events:?}");
+}
+
+#[test]
+fn a_lun_has_one_volume_whatever_its_path_is_called() {
+    let _turn = alone();
+    let pool = LunBench::up(3, "xfs", "write-through", |_| {});
+    let client = pool.bench.lab.client("n1").unwrap();
+    let identity = pool.lun("n1").identity;
+    for path in [1, 2, 3] {
+        let wanted = CreateVolume {
+            name: "other".into(),
+            kind: "lun".into(),
+            path: pool.luns.path(path).to_owned(),
+            format: Some("xfs".into()),
+            identity: Some(identity.clone()),
+            destroy: true,
+        };
+        let (named, used) = (pool.luns.path(path).display(), pool.luns.path(1).display());
+        let words = format!("{named} is the LUN of volume pool, which this node uses at {used}: ");
+        for refused in [client.plan_volume(&wanted).unwrap_err(), client.create_volume(&wanted).unwrap_err()]
+        {
+            assert!(refused.message.starts_with(&words), "{refused}");
+        }
+    }
 }

@@ -69,6 +69,9 @@ pub struct NodeStatus {
     pub nodes: Vec<NodeView>,
     /// All disks, by name.
     pub disks: Vec<DiskView>,
+    /// Volumes on LUNs that nobody serves.
+    #[serde(default)]
+    pub troubles: Vec<VolumeTrouble>,
     /// Replicas that this node keeps for other owners.
     pub replicas: Vec<DiskStatus>,
     /// The health of this node's shards, by number.
@@ -184,6 +187,32 @@ pub struct Owned {
     pub disks: Vec<DiskStatus>,
     /// Those that are closed here with nothing dirty, while the registry does not have that yet.
     pub unreleased: Vec<String>,
+    /// Its part in the coordination of volumes on LUNs.
+    #[serde(default)]
+    pub volumes: Vec<VolumePart>,
+}
+
+/// A node's part in the coordination of a volume on a LUN.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumePart {
+    /// The volume.
+    pub volume: String,
+    /// `absent`, `claiming`, `fencing`, `mounting`, `serving` or `draining`.
+    pub phase: String,
+    /// A problem that the operator should know of; empty if there is none.
+    pub notice: String,
+    /// The filesystem's bytes, and those that are free; only the coordinator knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub space: Option<(u64, u64)>,
+}
+
+/// A volume that nobody serves.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeTrouble {
+    /// Its name.
+    pub volume: String,
+    /// The reason, in words.
+    pub reason: String,
 }
 
 /// The turns of a shard (one thread with its disks).
@@ -374,9 +403,18 @@ pub struct LunView {
     /// The path of it on the asked node; absent: that node does not find it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<PathBuf>,
-    /// The node that coordinates it, or is about to.
+    /// The node that coordinates it; absent: none does, and [`LunView::trouble`] says who is about to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub coordinator: Option<String>,
+    /// Why nobody serves the volume; empty if a node does.
+    #[serde(default)]
+    pub trouble: String,
+    /// Bytes of its filesystem; absent while nobody serves it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_bytes: Option<u64>,
+    /// Of those, bytes that are free.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_bytes: Option<u64>,
     /// Grows with each claim.
     pub epoch: u64,
     /// Nodes whose processes may have the filesystem mounted.
@@ -479,13 +517,17 @@ pub struct CreateVolume {
     /// The LUN's identity, repeated: nothing is done without.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
+    /// The format may destroy what is on the LUN: needed where that is not blank.
+    #[serde(default)]
+    pub destroy: bool,
 }
 
 impl CreateVolume {
     /// A volume in a directory.
     #[must_use]
     pub fn dir(name: impl Into<String>, path: PathBuf) -> CreateVolume {
-        CreateVolume { name: name.into(), kind: "dir".into(), path, format: None, identity: None }
+        let (format, identity, destroy) = (None, None, false);
+        CreateVolume { name: name.into(), kind: "dir".into(), path, format, identity, destroy }
     }
 }
 
@@ -500,6 +542,9 @@ pub struct VolumePlan {
     /// The LUN's identity, which is to be repeated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub identity: Option<String>,
+    /// The LUN is not blank: what is there would be destroyed.
+    #[serde(default)]
+    pub destroys: bool,
 }
 
 /// The operator's word that a node cannot write to a volume's LUN.

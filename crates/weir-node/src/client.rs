@@ -594,7 +594,10 @@ impl Other<'_> {
         body: Option<&(impl Serialize + Sync)>,
         patience: Duration,
     ) -> Result<T, ApiError> {
-        let path = of_disk(disk, &format!("/{what}"))?;
+        let path = match what {
+            "" => of_disk(disk, "")?,
+            what => of_disk(disk, &format!("/{what}"))?,
+        };
         let (method, body) = match body {
             Some(body) => (Method::POST, encode(body)?),
             None => (Method::GET, Vec::new()),

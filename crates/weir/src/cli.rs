@@ -302,9 +302,24 @@ pub enum LabCommand {
     },
 }
 
+/// What an operator has to provide for a volume on a LUN.
+const FENCE_COMMAND: &str = "\
+A volume on a LUN: a LUN of at least 320MiB, and lun.fence_command in each node's configuration, a program that keeps a failed node from it:
+  COMMAND fence NODE   exit 0: NODE can neither read nor write the LUN, and nothing that it has issued is on its way there
+  COMMAND admit NODE   exit 0: NODE, on which it runs, reads and writes the LUN again
+Its environment:
+  WEIR_VOLUME       the volume
+  WEIR_LUN          the LUN's path on the node that runs it, not on NODE
+  WEIR_NODE         a number for NODE, by which the heartbeat area knows it
+  WEIR_INCARNATION  the process of NODE that is fenced, or admitted
+  WEIR_EPOCH        with fence: the epoch of the coordination that asks for it
+Any other exit code is a failure; its reason is the last line on standard error. Without such a program, switch a failed node off, then
+`weir volume confirm-fenced VOLUME NODE`.";
+
 #[derive(Debug, Subcommand)]
 pub enum VolumeCommand {
     /// Create a volume in a directory that all nodes mount, or on a LUN that all nodes reach.
+    #[command(after_long_help = FENCE_COMMAND)]
     Create {
         /// Its name: 1 to 64 letters, digits, '-', '_', '.'.
         name: String,
@@ -314,12 +329,16 @@ pub enum VolumeCommand {
         /// Kind of backing: dir, or lun for a shared block device with a filesystem of its own.
         #[arg(long, default_value = "dir", value_parser = ["dir", "lun"])]
         kind: String,
-        /// Make a filesystem on the LUN. Whatever is there is lost.
+        /// Make a filesystem on the LUN (at least 320MiB), which must be blank, or --destroy be given. A LUN of up to 1 GiB is read altogether to find that
+        /// out, a larger one in samples.
         #[arg(long, value_parser = ["xfs", "ext4"])]
         format: Option<String>,
         /// The LUN's identity, repeated from --dry-run: no other host uses it in any other way.
         #[arg(long)]
         identity: Option<String>,
+        /// Format the LUN although it is not blank. --dry-run says what is there.
+        #[arg(long, requires = "format")]
+        destroy: bool,
         /// Only say what would be done.
         #[arg(long)]
         dry_run: bool,

@@ -49,13 +49,26 @@ impl Luns {
             .collect();
         let log = self.directory.join("fences");
         let script = format!(
-            "#!/bin/sh\ncase $2 in\n{devices}  *) echo \"no node $2\" >&2; exit 1 ;;\nesac\ncase $1 in\n  fence) blockdev --setro $device && \
+            "#!/bin/sh\n[ $1 = fence ] && [ -e {broken} ] && {{ echo 'no answer' >&2; exit 1; }}\ncase $2 in\n{devices}  *) echo \"no node $2\" >&2; exit 1 ;;\nesac\ncase $1 in\n  fence) blockdev --setro $device && \
              echo $2 >>{} ;;\n  admit) blockdev --setrw $device ;;\n  *) exit 2 ;;\nesac\n",
-            log.display()
+            log.display(),
+            broken = self.broken().display(),
         );
         std::fs::write(&path, script).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         path
+    }
+
+    fn broken(&self) -> PathBuf {
+        self.directory.join("broken")
+    }
+
+    /// The fence command fences nobody, or does again.
+    pub fn break_fences(&self, is_broken: bool) {
+        match is_broken {
+            true => drop(File::create(self.broken()).unwrap()),
+            false => std::fs::remove_file(self.broken()).unwrap(),
+        }
     }
 
     /// The path of a node, from 1.
@@ -120,6 +133,7 @@ impl LunBench {
             path: luns.path(1).to_owned(),
             format: Some(format.into()),
             identity: None,
+            destroy: false,
         };
         let refused = client.create_volume(&wanted).unwrap_err();
         let plan = client.plan_volume(&wanted).unwrap();

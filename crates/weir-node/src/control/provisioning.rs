@@ -292,13 +292,18 @@ async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str
         let message = format!("disk {} is being made, or a snapshot of it is", record.name);
         return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
     }
-    // Without the mount, no file would be found, and none removed.
     let (files, name) = (Files::of(node, node.volume(&record.volume).await?), record.name.clone());
-    let snapshots = blocking(move || snapshot::list(&*files.open()?, Some(&name))).await?;
-    let names: Vec<String> = snapshots.into_iter().map(|one| one.name).collect();
-    check_no_snapshots(&record.name, &names)?;
+    // Whoever coordinates the LUN's volume finds the note, and removes the file.
+    let is_others = matches!(files, Files::Lun(_, None));
+    if !is_others {
+        // Without the mount, no file would be found, and none removed.
+        let snapshots = blocking(move || snapshot::list(&*files.open()?, Some(&name))).await?;
+        let names: Vec<String> = snapshots.into_iter().map(|one| one.name).collect();
+        check_no_snapshots(&record.name, &names)?;
+    }
     let gone = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision).delete(entry.key.clone());
     match Note::write(node, record, Step::Removing, (lost, 0), gone).await {
+        Ok(_) if is_others => Ok(()),
         Ok(note) => note.finish().await.map(drop),
         Err(RegistryError::Conflict { .. }) => {
             let message = format!("disk {} has just been opened", record.name);
@@ -306,6 +311,20 @@ async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str
         }
         Err(error) => Err(unavailable(error)),
     }
+}
+
+/// Refuses to delete a disk on a LUN to whose blocks former owners may still write: they would be another disk's (I4).
+///
+/// # Errors
+/// That, or there is no such volume.
+pub async fn check_former(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
+    if record.former.is_empty() || node.volume(&record.volume).await?.kind != VolumeKind::Lun {
+        return Ok(());
+    }
+    let name = &record.name;
+    let message = format!("former owners of disk {name} may still write to its blocks on the LUN");
+    let hint = format!("`weir disk export {name}` opens it; when it is closed again, it can be deleted");
+    Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))
 }
 
 /// Finishes the step of an ended process on a disk without a record; waits a little for a process that is working on it.
@@ -360,13 +379,17 @@ async fn take_over(node: &Node, entry: &Entry) -> Result<PathBuf, ApiError> {
     let record = UnfinishedRecord::of(entry)
         .map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))?;
     let wait = |message: String| Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
-    if let Err(until) = is_over(node, &record) {
+    let files = Files::of(node, node.volume(&record.volume).await?);
+    // A former coordinator has unmounted the filesystem, or is fenced: no step of its on a file goes on.
+    let is_former = matches!(files, Files::Lun(_, Some(_))) && record.by != node.session.node_ref();
+    if let Err(until) = is_over(node, &record)
+        && !is_former
+    {
         let UnfinishedRecord { disk, by, .. } = record;
         return wait(format!(
             "disk {disk} is being made or deleted by {by}, or was when it fell silent{until}"
         ));
     }
-    let files = Files::of(node, node.volume(&record.volume).await?);
     blocking(move || files.open().map(drop)).await?;
     let replaces = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision);
     match Note::put(node, record, replaces).await {

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use weir_cluster::records::LunRecord;
 use weir_volume::lun::filesystem::{Content, content};
+use weir_volume::lun::setup::{identity_at, several_paths};
 
 /// The path of a volume's LUN. `devices`: where it may be; empty: all block devices of this host. Blocks.
 ///
@@ -19,15 +20,14 @@ pub fn find(lun: &LunRecord, devices: &[PathBuf]) -> Result<PathBuf, String> {
             Err(format!("no block device of this host has LUN {} (filesystem {})", lun.identity, lun.uuid))
         }
         (0, false) => Err(format!("none of lun.devices has LUN {} (filesystem {})", lun.identity, lun.uuid)),
-        _ => {
-            let paths: Vec<String> = found.iter().map(|path| path.display().to_string()).collect();
-            Err(format!(
-                "LUN {} is at more than one path ({}): set lun.devices to the one that is to be used, for example a multipath device",
-                lun.identity,
-                paths.join(", ")
-            ))
-        }
+        _ => Err(several_paths(&lun.identity, &found)),
     }
+}
+
+/// The paths of this host to the LUN of an identity, among `devices`, or among all of its devices.
+pub fn paths_of(identity: &str, devices: &[PathBuf]) -> Vec<PathBuf> {
+    let all = if devices.is_empty() { all() } else { devices.to_vec() };
+    all.into_iter().filter(|path| identity_at(path).as_deref() == Some(identity)).collect()
 }
 
 fn is_it(lun: &LunRecord, path: &Path) -> bool {
@@ -35,7 +35,7 @@ fn is_it(lun: &LunRecord, path: &Path) -> bool {
     let Ok(device) = File::open(path) else { return false };
     match content(&device, path) {
         Ok(Content::Filesystem(found)) => LunRecord::bytes(&lun.uuid) == Some(found.uuid),
-        Ok(Content::Zeroes | Content::Unknown) | Err(_) => false,
+        Ok(Content::Other) | Err(_) => false,
     }
 }
 

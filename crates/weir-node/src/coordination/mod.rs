@@ -5,7 +5,7 @@
 //! - [`turn`]: whose turn it is, as a pure function;
 //! - [`volume`]: the task of one volume.
 
-mod find;
+pub(crate) mod find;
 mod turn;
 mod volume;
 

@@ -275,6 +275,12 @@ impl Task {
                     // The unmount waits for it.
                     tokio::spawn(async move { lun_disks::stop_serving(&node, &volume, None).await });
                 }
+                Output::Fenced(process) => {
+                    let me = self.node.session.node_ref();
+                    let fenced = self.named(process).map_or_else(String::new, |one| one.to_string());
+                    let text = format!("{me} has fenced {fenced}: it can neither read nor write the LUN");
+                    self.node.journal.tell("node-fenced", &self.volume.name, text);
+                }
                 Output::Notice(text) => self.notice(text),
             }
         }
@@ -282,7 +288,9 @@ impl Task {
 
     fn notice(&self, text: String) {
         if self.node.coordinators.get(&self.volume.name).notice != text {
-            self.node.journal.tell("volume-trouble", &self.volume.name, text.clone());
+            if !text.is_empty() {
+                self.node.journal.tell("volume-trouble", &self.volume.name, text.clone());
+            }
             self.node.coordinators.update(&self.volume.name, |state| state.notice = text);
         }
     }

@@ -14,10 +14,14 @@ use crate::control::disk::Request;
 use crate::control::node::unavailable;
 use crate::control::provisioning;
 use crate::control::{grants, hearing};
+use crate::shard::messages::DiskStatus;
 use crate::units::{about, count_are};
 
 /// Longest wait for the list of a disk's snapshots before it is closed.
 const SNAPSHOTS: Duration = Duration::from_secs(2);
+
+/// Longest wait for a disk to be destaged before it is deleted: a client waits for a minute.
+const DESTAGED: Duration = Duration::from_secs(45);
 
 impl Operations {
     /// Deletes a disk and its data, or says what would be deleted.
@@ -49,13 +53,19 @@ impl Operations {
         {
             return self.forward(&coordinator, name, "delete", &wanted).await;
         }
+        if record.owner.is_none() {
+            self.check_coordinated(&record.volume).await?;
+        }
         self.check_not_serving(&record).await?;
         let place = self.node.place_of(&record).await;
         let place = place.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
         let path = PathBuf::from(place.backing.to_string());
         let allocated = self.allocated(&record, false).await;
-        let lost = self.lost_with(&record).await;
-        self.check_deletable(&record, lost.as_deref(), wanted.force).await?;
+        let unopened = self.lost_with(&record).await;
+        let open = self.open_here(&record).await;
+        self.check_deletable(&record, unopened.as_deref(), open.as_ref(), wanted.force)?;
+        let undestaged = open.filter(|_| wanted.force).map(|status| not_destaged(&status));
+        let lost = unopened.or(undestaged);
         let lost_text = lost.clone().unwrap_or_default();
         let deleted =
             Deleted { disk: name.to_owned(), path, allocated, lost: lost_text, done: !wanted.dry_run };
@@ -63,10 +73,11 @@ impl Operations {
             return Ok(deleted);
         }
         if let Some(lost) = lost {
-            self.ask(name, |done| Request::DeleteUnopened { lost, done }).await?;
+            self.ask(name, |done| Request::DeleteUndestaged { lost, done }).await?;
+            self.finish_removal(&record, &wanted).await?;
         } else {
             if record.owner.as_ref() == Some(&self.me()) {
-                self.ask(name, |done| Request::Release { done }).await?;
+                self.release(name).await?;
             }
             if let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await? {
                 return self.forward(&coordinator, name, "delete", &wanted).await;
@@ -82,6 +93,49 @@ impl Operations {
         let Ok(Ok(Snapshots { snapshots })) = found else { return Ok(()) };
         let names: Vec<String> = snapshots.into_iter().map(|one| one.name).collect();
         provisioning::check_no_snapshots(name, &names)
+    }
+
+    /// Destages and closes a disk that is open here, for as long as a client waits.
+    async fn release(&self, name: &str) -> Answer<()> {
+        let release = self.ask(name, |done| Request::Release { done });
+        if let Ok(released) = tokio::time::timeout(DESTAGED, release).await {
+            return released;
+        }
+        let open = self.node.shards.status().await;
+        let open = open.into_iter().find(|status| status.disk == name && status.role == "owner");
+        let lost = open.map_or_else(String::new, |status| format!(" ({})", not_destaged(&status)));
+        let message = format!("disk {name} has not been destaged within {} s{lost}", DESTAGED.as_secs());
+        Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(
+            "destaging goes on: delete it again later, or with --force at once, without what its log alone has",
+        ))
+    }
+
+    /// The record of a disk on a LUN is gone, and its file is its volume's coordinator's to remove.
+    async fn finish_removal(&self, record: &DiskRecord, wanted: &Delete) -> Answer<()> {
+        let (name, volume) = (&record.name, &record.volume);
+        if self.node.volume(volume).await?.kind != VolumeKind::Lun
+            || self.node.coordinators.get(volume).mounted.is_some()
+        {
+            return Ok(());
+        }
+        let Some(coordinator) = self.coordinated_elsewhere(volume).await? else {
+            let message = format!("disk {name} is deleted, but nobody coordinates volume {volume}");
+            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(
+                "its file is removed, and its space is free, as soon as a node coordinates the volume",
+            ));
+        };
+        match self.forward::<Deleted>(&coordinator, name, "delete", wanted).await {
+            // The coordinator looks for such files by itself.
+            Err(error) if error.kind == ApiErrorKind::NotFound => Ok(()),
+            removed => removed.map(drop),
+        }
+    }
+
+    /// The status of a disk that is open on this node, its owner.
+    async fn open_here(&self, record: &DiskRecord) -> Option<DiskStatus> {
+        let mine = record.owner.as_ref() == Some(&self.me());
+        let statuses = self.node.shards.status().await;
+        statuses.into_iter().find(|status| mine && status.disk == record.name && status.role == "owner")
     }
 
     /// Removes the remains of a disk without a record that a process has left when it ended.
@@ -139,7 +193,13 @@ impl Operations {
         )))
     }
 
-    async fn check_deletable(&self, record: &DiskRecord, lost: Option<&str>, force: bool) -> Answer<()> {
+    fn check_deletable(
+        &self,
+        record: &DiskRecord,
+        lost: Option<&str>,
+        open: Option<&DiskStatus>,
+        force: bool,
+    ) -> Answer<()> {
         if force {
             return Ok(());
         }
@@ -151,11 +211,13 @@ impl Operations {
             return refuse(format!("it cannot be opened, and a deletion loses {lost}"));
         }
         let mine = record.owner.as_ref() == Some(&self.me());
-        let statuses = self.node.shards.status().await;
-        let clients = statuses.iter().find(|status| status.disk == record.name && status.role == "owner");
-        match (&record.owner, clients.map_or(0, |status| status.clients)) {
+        match (&record.owner, open.map_or(0, |status| status.clients)) {
             (Some(_), clients @ 1..) if mine => {
                 refuse(format!("{} connected to it", count_are(clients as u64, "client")))
+            }
+            _ if open.is_some_and(is_stuck) => {
+                let lost = open.map(not_destaged).unwrap_or_default();
+                refuse(format!("its storage takes nothing, and a deletion loses {lost}"))
             }
             (Some(owner), _) if !mine => {
                 refuse(format!("its owner {owner} is gone; writes in its log may be lost"))
@@ -173,16 +235,24 @@ impl Operations {
             return Err(ownership_error(ownership::Refusal::Owned { owner }));
         }
         self.check_not_serving(&record).await?;
-        let is_on_lun = self.node.volume(&record.volume).await?.kind == VolumeKind::Lun;
-        if is_on_lun && !record.former.is_empty() {
-            // Its blocks would be another disk's, while they write there (I4).
-            let message = format!("former owners of disk {name} may still write to its blocks on the LUN");
-            let hint =
-                format!("`weir disk export {name}` opens it; when it is closed again, it can be deleted");
-            return Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint));
-        }
+        provisioning::check_former(&self.node, &record).await?;
+        self.check_coordinated(&record.volume).await?;
         provisioning::remove(&self.node, &entry, &record, String::new()).await
     }
+}
+
+/// Its storage takes nothing.
+fn is_stuck(status: &DiskStatus) -> bool {
+    status.dirty_bytes > 0 && !status.reason.is_empty() && status.destage.time_to_clean_ms.is_none()
+}
+
+/// What is lost with the log of a disk that is open.
+fn not_destaged(status: &DiskStatus) -> String {
+    if status.dirty_bytes == 0 {
+        return String::new();
+    }
+    let why = if status.reason.is_empty() { String::new() } else { format!(": {}", status.reason) };
+    format!("{} of acknowledged writes, which are not destaged{why}", about(status.dirty_bytes))
 }
 
 #[cfg(test)]

@@ -3,12 +3,14 @@
 //! | level | when |
 //! |---|---|
 //! | at risk | acknowledged data exists in fewer copies than the requested policy names, or in one place that may be lost; a backing file is gone; no copy of a write log is left |
-//! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a node is down; the registry is away, or lacks this node's cluster; this node cannot write its audit log, or what it trusts; the other nodes refuse its certificate; a shard hangs; the clocks of nodes differ |
+//! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a volume on a LUN is not served; a node is down; the registry is away, or lacks this node's cluster; this node cannot write its audit log, or what it trusts; the other nodes refuse its certificate; a shard hangs; the clocks of nodes differ |
 //! | ok | none of these |
 
 use weir_cluster::records::Policy;
 
-use crate::api::{DiskView, Health, HealthLevel, NodeStatus, NodeView, RegistryView, ShardView};
+use crate::api::{
+    DiskView, Health, HealthLevel, NodeStatus, NodeView, RegistryView, ShardView, VolumeTrouble,
+};
 use crate::control::clocks;
 use crate::shard::messages::DiskStatus;
 use crate::units::about;
@@ -17,6 +19,9 @@ use crate::units::about;
 #[must_use]
 pub fn judge(status: &NodeStatus, faults: &[String]) -> Health {
     let mut found: Vec<(HealthLevel, String)> = Vec::new();
+    for VolumeTrouble { volume, reason } in &status.troubles {
+        found.push((HealthLevel::Degraded, format!("volume {volume} is not served: {reason}")));
+    }
     for disk in &status.disks {
         found.extend(at_risk(disk, &status.nodes).map(|reason| (HealthLevel::AtRisk, reason)));
         // A fault of the backing is reported already.
@@ -157,6 +162,7 @@ mod tests {
             },
             nodes: nodes.iter().map(|(name, state)| node(name, state)).collect(),
             disks,
+            troubles: Vec::new(),
             replicas: Vec::new(),
             shards: Vec::new(),
             exports: Vec::new(),
@@ -178,6 +184,14 @@ mod tests {
         assert_eq!(line(&status(&UP, vec![dirty])), "ok");
         let closed = DiskView { owner: None, ..disk("closed", "write-back+1", "", None) };
         assert_eq!(line(&status(&UP, vec![closed])), "ok");
+    }
+
+    #[test]
+    fn a_volume_that_nobody_serves_is_named_with_the_reason() {
+        let mut status = status(&UP, Vec::new());
+        let trouble = VolumeTrouble { volume: "v".into(), reason: "nobody coordinates it".into() };
+        status.troubles = vec![trouble];
+        assert_eq!(line(&status), "degraded: volume v is not served: nobody coordinates it");
     }
 
     #[test]

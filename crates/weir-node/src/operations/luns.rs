@@ -1,20 +1,22 @@
 //! Volumes on LUNs: planned, made, shown; and the operator's word for a fence.
 
-use std::path::Path;
+use std::fs::File;
+use std::path::{Path, PathBuf};
 
 use weir_cluster::records::{CoordinatorRecord, LunRecord, Record, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{RegistryError, Transaction};
-use weir_volume::lun::claim::Phase;
-use weir_volume::lun::filesystem::{Content, FilesystemError, Kind};
+use weir_volume::lun::filesystem::{Content, FilesystemError, Kind, content};
 use weir_volume::lun::heartbeat::VolumeId;
-use weir_volume::lun::setup::{Lun, Plan, Ready, SetupError, Wish};
+use weir_volume::lun::setup::{Lun, Plan, Ready, SetupError, Wish, identity_at};
 
+use super::coordination::Coordination;
 use super::volumes::{check_dir, exists};
 use super::{Answer, Operations, check_named};
 use crate::api::{
     ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, LunView, VolumePlan, VolumeView,
 };
 use crate::control::node::{random, unavailable};
+use crate::coordination::find::paths_of;
 
 impl Operations {
     /// Says what would be done to make a volume.
@@ -29,33 +31,37 @@ impl Operations {
         if wanted.kind != "lun" {
             check_dir(&wanted)?;
             let action = format!("use the directory {}", wanted.path.display());
-            return Ok(VolumePlan { volume: wanted.name, action, identity: None });
+            return Ok(VolumePlan { volume: wanted.name, action, identity: None, destroys: false });
         }
-        let (path, wish) = (wanted.path, wish(wanted.format.as_deref(), wanted.identity)?);
+        let (path, wish) = (wanted.path, wish(wanted.format.as_deref(), wanted.identity, wanted.destroy)?);
+        let known = self.known_luns(&self.volume_records().await?);
+        let devices = self.node.config.lun.devices.clone();
         let planned = blocking(move || {
+            check_paths(&path, &known, &devices)?;
             let lun = Lun::examine(&path)?;
             let plan = lun.plan(&wish)?;
             lun.listen()?;
-            Ok((plan.describe(&lun), lun.identity))
+            let destroys = matches!(plan, Plan::Format { .. }) && !lun.is_blank();
+            Ok((plan.describe(&lun), lun.identity, destroys))
         });
-        let (action, identity) = planned.await?;
-        Ok(VolumePlan { volume: wanted.name, action, identity: Some(identity) })
+        let (action, identity, destroys) = planned.await?;
+        Ok(VolumePlan { volume: wanted.name, action, identity: Some(identity), destroys })
     }
 
     pub(super) async fn create_lun(&self, wanted: CreateVolume) -> Answer<VolumeView> {
-        let CreateVolume { name, path, format, identity, .. } = wanted;
-        let wish = wish(format.as_deref(), identity)?;
+        let CreateVolume { name, path, format, identity, destroy, .. } = wanted;
+        let wish = wish(format.as_deref(), identity, destroy)?;
         let known = self.volume_records().await?;
         if known.iter().any(|other| other.name == name) {
             return Err(exists(&name));
         }
-        let uuids: Vec<(String, [u8; 16])> = known
-            .iter()
-            .filter_map(|other| Some((other.name.clone(), LunRecord::bytes(&other.lun.as_ref()?.uuid)?)))
-            .collect();
+        let (known, devices) = (self.known_luns(&known), self.node.config.lun.devices.clone());
         let mark = mark();
         let (device, label) = (path.clone(), name.clone());
-        let made = blocking(move || set_up(&device, &wish, mark, &label, &uuids));
+        let made = blocking(move || {
+            check_paths(&device, &known, &devices)?;
+            set_up(&device, &wish, mark, &label)
+        });
         let (identity, ready) = made.await?;
         let uuid: String = ready.superblock.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
         let lun = LunRecord {
@@ -70,33 +76,39 @@ impl Operations {
         let record = VolumeRecord { name, kind: VolumeKind::Lun, path, id, lun: Some(lun) };
         record.check().map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
         let view = self.register(record.clone()).await?;
-        Ok(VolumeView { lun: self.lun_view(&record).await, ..view })
+        self.await_served(&record.name).await;
+        let known = self.coordinations().await.remove(&record.name);
+        Ok(VolumeView { lun: self.lun_view(&record, known), ..view })
+    }
+
+    fn known_luns(&self, volumes: &[VolumeRecord]) -> Vec<KnownLun> {
+        let known = |volume: &VolumeRecord| {
+            let here = self.node.coordinators.get(&volume.name).lun;
+            Some(KnownLun { volume: volume.name.clone(), lun: volume.lun.clone()?, here })
+        };
+        volumes.iter().filter_map(known).collect()
     }
 
     /// What this node knows of a volume's LUN.
-    pub(super) async fn lun_view(&self, volume: &VolumeRecord) -> Option<LunView> {
+    pub(super) fn lun_view(&self, volume: &VolumeRecord, known: Option<Coordination>) -> Option<LunView> {
         let lun = volume.lun.as_ref()?;
         let state = self.node.coordinators.get(&volume.name);
-        let entry = self.node.registry.get(&keys::coordinator(volume.id)).await.ok().flatten();
-        let record = entry.and_then(|entry| CoordinatorRecord::of(&entry).ok());
-        let phase = match state.phase {
-            Phase::Absent => "absent",
-            Phase::Claiming => "claiming",
-            Phase::Fencing => "fencing",
-            Phase::Mounting => "mounting",
-            Phase::Serving => "serving",
-            Phase::Draining => "draining",
-        };
+        let unknown =
+            || Coordination { trouble: "it has just been made".to_owned(), ..Coordination::default() };
+        let Coordination { coordinator, trouble, space, record } = known.unwrap_or_else(unknown);
         let fencing = if self.node.config.lun.fence_command.is_some() { "fence-command" } else { "operator" };
         Some(LunView {
             identity: lun.identity.clone(),
             filesystem: lun.filesystem.clone(),
             uuid: lun.uuid.clone(),
             path: state.lun,
-            coordinator: record.as_ref().and_then(|one| one.coordinator.as_ref()).map(|one| one.node.clone()),
+            coordinator,
+            trouble,
+            size_bytes: space.map(|(size, _)| size),
+            free_bytes: space.map(|(_, free)| free),
             epoch: record.as_ref().map_or(0, |one| one.epoch),
             mounts: record.into_iter().flat_map(|one| one.mounts).map(|one| one.node).collect(),
-            phase: phase.to_owned(),
+            phase: state.phase.name().to_owned(),
             notice: state.notice,
             fencing: fencing.to_owned(),
         })
@@ -164,7 +176,7 @@ fn mark() -> VolumeId {
     VolumeId((u128::from(random()) << 64 | u128::from(random())).to_be_bytes())
 }
 
-fn wish(format: Option<&str>, identity: Option<String>) -> Answer<Wish> {
+fn wish(format: Option<&str>, identity: Option<String>, destroy: bool) -> Answer<Wish> {
     let format = match format {
         None => None,
         Some("xfs") => Some(Kind::Xfs),
@@ -174,22 +186,38 @@ fn wish(format: Option<&str>, identity: Option<String>) -> Answer<Wish> {
             return Err(ApiError::new(ApiErrorKind::Invalid, message));
         }
     };
-    Ok(Wish { format, identity })
+    Ok(Wish { format, identity, destroy })
 }
 
-fn set_up(
-    path: &Path,
-    wish: &Wish,
-    mark: VolumeId,
-    label: &str,
-    known: &[(String, [u8; 16])],
-) -> Result<(String, Ready), SetupError> {
-    let lun = Lun::examine(path)?;
-    if let Content::Filesystem(found) = &lun.content
-        && let Some((volume, _)) = known.iter().find(|(_, uuid)| *uuid == found.uuid)
-    {
-        return Err(SetupError::IsVolume { path: path.to_path_buf(), volume: volume.clone() });
+/// The LUN of a volume.
+struct KnownLun {
+    volume: String,
+    lun: LunRecord,
+    /// This node's path to it.
+    here: Option<PathBuf>,
+}
+
+/// Refuses a LUN that is a volume already, by whatever path it is named, and one that this host has at several paths. Before it is opened
+/// exclusively, which fails in other words where another path of it is mounted.
+fn check_paths(path: &Path, known: &[KnownLun], devices: &[PathBuf]) -> Result<(), SetupError> {
+    let identity = identity_at(path);
+    let found = File::open(path).ok().and_then(|device| content(&device, path).ok());
+    let is_it = |one: &&KnownLun| match &found {
+        _ if identity.as_ref() == Some(&one.lun.identity) => true,
+        Some(Content::Filesystem(found)) => LunRecord::bytes(&one.lun.uuid) == Some(found.uuid),
+        Some(Content::Other) | None => false,
+    };
+    if let Some(KnownLun { volume, here, .. }) = known.iter().find(is_it) {
+        let (path, volume) = (path.to_path_buf(), volume.clone());
+        return Err(SetupError::IsVolume { path, volume, here: here.clone() });
     }
+    let Some(identity) = identity else { return Ok(()) };
+    let paths = paths_of(&identity, devices);
+    if paths.len() > 1 { Err(SetupError::SeveralPaths { identity, paths }) } else { Ok(()) }
+}
+
+fn set_up(path: &Path, wish: &Wish, mark: VolumeId, label: &str) -> Result<(String, Ready), SetupError> {
+    let lun = Lun::examine(path)?;
     let plan: Plan = lun.plan(wish)?;
     let ready = lun.set_up(&plan, wish, mark, label)?;
     Ok((lun.identity, ready))
@@ -203,7 +231,11 @@ async fn blocking<T: Send + 'static>(
     done.map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))?.map_err(|error| {
         let kind = match &error {
             SetupError::InUse { .. } | SetupError::IsVolume { .. } => ApiErrorKind::Exists,
-            SetupError::NotConfirmed { .. } | SetupError::NoFilesystem { .. } => ApiErrorKind::Refused,
+            SetupError::NotConfirmed { .. }
+            | SetupError::SeveralPaths { .. }
+            | SetupError::NoFilesystem { .. }
+            | SetupError::HasData { .. }
+            | SetupError::Ambiguous { .. } => ApiErrorKind::Refused,
             SetupError::Filesystem(error) if error.is_absent() => ApiErrorKind::NotFound,
             SetupError::Filesystem(error) if error.is_busy() => {
                 let hint = "something on this host has it mounted, or open exclusively: `lsblk`, `fuser`";

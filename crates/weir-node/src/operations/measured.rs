@@ -15,7 +15,7 @@ const RECORDING: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(7 * 86_400);
 
 /// The body of a request without one.
-const NOTHING: Option<&()> = None;
+pub(super) const NOTHING: Option<&()> = None;
 
 impl Operations {
     /// The other node that has a disk open. A disk that is open here is measured here, whether or not the registry answers (P12).

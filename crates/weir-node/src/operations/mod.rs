@@ -1,6 +1,7 @@
 //! The operations of the API: all that an operator can request of a node.
 
 mod cluster;
+mod coordination;
 mod delete;
 pub mod health;
 mod luns;
@@ -173,6 +174,7 @@ impl Operations {
         if let Some(coordinator) = self.coordinated_elsewhere(&wanted.volume).await? {
             return self.forward(&coordinator, &wanted.name, "create", &wanted).await;
         }
+        self.check_coordinated(&wanted.volume).await?;
         self.make_disk(wanted, Origin::Empty).await
     }
 

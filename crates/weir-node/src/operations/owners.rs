@@ -8,7 +8,7 @@ use weir_block::Nanos;
 use weir_cluster::records::NodeRef;
 
 use super::Operations;
-use crate::api::Owned;
+use crate::api::{Owned, VolumePart};
 use crate::client::Other;
 use crate::control::decide::is_live;
 use crate::shard::messages::DiskStatus;
@@ -65,6 +65,22 @@ pub(super) enum Known<'a> {
 }
 
 impl Said {
+    #[cfg(test)]
+    pub(super) fn new(said: BTreeMap<NodeRef, Option<Owned>>) -> Said {
+        Said(said)
+    }
+
+    /// Whether a node did not answer.
+    pub(super) fn is_silent(&self, node: &NodeRef) -> bool {
+        self.0.get(node).is_some_and(Option::is_none)
+    }
+
+    /// A node's part in the coordination of a volume, if it knows the volume.
+    pub(super) fn part(&self, node: &NodeRef, volume: &str) -> Option<&VolumePart> {
+        let owned = self.0.get(node).and_then(Option::as_ref)?;
+        owned.volumes.iter().find(|part| part.volume == volume)
+    }
+
     /// The report of `owner` on `disk`.
     pub(super) fn of(&self, owner: &NodeRef, disk: &str) -> Known<'_> {
         let Some(owned) = self.0.get(owner).and_then(Option::as_ref) else { return Known::Silent };
@@ -78,7 +94,11 @@ impl Said {
 impl Operations {
     /// The state that only this node knows, of the disks that it owns, for other nodes.
     pub async fn owned(&self) -> Owned {
-        self.owned_of(self.node.shards.status_within(SHARDS).await).await
+        let (owned, volumes) = tokio::join!(
+            async { self.owned_of(self.node.shards.status_within(SHARDS).await).await },
+            self.volume_parts()
+        );
+        Owned { volumes, ..owned }
     }
 
     pub(super) async fn owned_of(&self, statuses: Vec<DiskStatus>) -> Owned {
@@ -87,7 +107,8 @@ impl Operations {
             let faults = self.backings.fault_of(&status.disk).into_iter().collect();
             DiskStatus { faults, ..status }
         });
-        Owned { disks: disks.collect(), unreleased: self.node.here.unreleased().into_iter().collect() }
+        let unreleased = self.node.here.unreleased().into_iter().collect();
+        Owned { disks: disks.collect(), unreleased, volumes: Vec::new() }
     }
 
     /// Asks the owners that live, all at once; none of them for longer than half a second.

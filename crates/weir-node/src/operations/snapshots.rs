@@ -480,7 +480,13 @@ impl Operations {
     /// LUN, the owner of a disk in a directory.
     async fn keeper_elsewhere(&self, record: &DiskRecord) -> Answer<Option<NodeRef>> {
         match self.node.volume(&record.volume).await?.kind {
-            VolumeKind::Lun => self.coordinated_elsewhere(&record.volume).await,
+            VolumeKind::Lun => {
+                let other = self.coordinated_elsewhere(&record.volume).await?;
+                if other.is_none() {
+                    self.check_coordinated(&record.volume).await?;
+                }
+                Ok(other)
+            }
             _ => Ok(self.lives_elsewhere(record)),
         }
     }

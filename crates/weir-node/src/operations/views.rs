@@ -8,15 +8,17 @@ use weir_block::Nanos;
 use weir_cluster::membership::SessionState;
 use weir_cluster::node_state::Cluster;
 use weir_cluster::placement::{self, Live};
-use weir_cluster::records::{DiskRecord, NodeRef, Policy, Record, Source, Spread, keys};
+use weir_cluster::records::{DiskRecord, NodeRef, Policy, Record, Source, Spread, VolumeKind, keys};
 use weir_cluster::registry::{Listing, RegistryError};
 
+use super::measured::NOTHING;
 use super::owners::{Known, Said};
 use super::{Answer, Operations, health};
 use crate::api::{
     ApiError, ApiErrorKind, DiskLimit, DiskView, MediumView, NbdView, NodeStatus, NodeView, PeerProtection,
-    RegistryView,
+    RegistryView, VolumeTrouble,
 };
+use crate::client;
 use crate::control::decide::{Decision, Local, Situation, decide, is_live};
 use crate::control::node::blocking;
 use crate::control::provisioning::Files;
@@ -38,6 +40,9 @@ impl Operations {
         let age = (registry.state == RegistryView::AWAY).then_some(registry.age_seconds);
         let known = self.node.records.disks.now();
         let disks = self.views(known.values(), statuses.clone(), age).await;
+        let troubles = self.coordinations().await.into_iter().filter(|(_, known)| !known.trouble.is_empty());
+        let troubles = troubles.map(|(volume, known)| VolumeTrouble { volume, reason: known.trouble });
+        let troubles = troubles.collect();
         let mut status = NodeStatus {
             node: me.node.clone(),
             fault_domain: self.node.config.fault_domain.clone(),
@@ -48,6 +53,7 @@ impl Operations {
             registry,
             nodes: self.nodes(),
             disks,
+            troubles,
             shards: self.shards(),
             replicas: statuses.into_iter().filter(|status| status.role == "replica").collect(),
             exports: self.node.uris_on(&me.node, ""),
@@ -186,7 +192,18 @@ impl Operations {
             true => self.node.records.volumes.now().get(&record.volume).cloned()?,
             false => self.node.volume(&record.volume).await.ok()?,
         };
+        let is_on_lun = volume.kind == VolumeKind::Lun;
         let (files, name) = (Files::of(&self.node, volume), name.clone());
+        if is_on_lun
+            && !registry_is_away
+            && let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await.ok().flatten()
+        {
+            // Only the coordinator reaches the file.
+            let asked = self.forward_within(client::LOOK, &coordinator, &record.name, "", NOTHING);
+            // A call of itself: on the coordinator, the way ends.
+            let view: DiskView = Box::pin(asked).await.ok()?;
+            return view.allocated;
+        }
         let look = blocking(move || files.open()?.allocated(&name));
         tokio::time::timeout(STORAGE, look).await.ok()?.ok()
     }
@@ -201,7 +218,14 @@ impl Operations {
         let records: Vec<_> = records.into_iter().collect();
         let owners: BTreeSet<NodeRef> = records.iter().filter_map(|record| record.owner.clone()).collect();
         let said = self.ask_owners(owners, self.owned_of(own).await).await;
-        let view = |record| DiskView { registry_age_seconds: registry_age, ..self.view(record, &said) };
+        let coordinations = self.coordinations().await;
+        let view = |record: &DiskRecord| {
+            let view = DiskView { registry_age_seconds: registry_age, ..self.view(record, &said) };
+            match coordinations.get(&record.volume) {
+                Some(known) if !known.trouble.is_empty() => without_coordinator(view),
+                _ => view,
+            }
+        };
         records.into_iter().map(view).collect()
     }
 
@@ -304,6 +328,18 @@ fn lost_replicas(record: &DiskRecord, live: &Live) -> Vec<String> {
     };
     let lost = record.replicas.iter().filter(|replica| !has_copy(replica));
     lost.map(|replica| replica.node.clone()).collect()
+}
+
+/// A disk that looks well, whose volume nobody serves: what it has no blocks for waits, and nothing may be destaged.
+fn without_coordinator(view: DiskView) -> DiskView {
+    if view.state != "serving" {
+        return view;
+    }
+    let volume = &view.volume;
+    let reason = format!(
+        "volume {volume} is not served (`weir volume show {volume}`): what needs its coordinator waits"
+    );
+    DiskView { state: DiskStatus::DEGRADED.to_owned(), reason, ..view }
 }
 
 /// A disk that its owner does not have open.

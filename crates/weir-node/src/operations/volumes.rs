@@ -37,12 +37,12 @@ impl Operations {
             disks: disks.iter().filter(|volume| **volume == record.name).count(),
             ..self.volume_view(&record)
         };
-        let mut views = Vec::new();
-        for record in volumes {
-            let lun = self.lun_view(&record).await;
-            views.push(VolumeView { lun, ..view(record) });
-        }
-        Ok(views)
+        let mut known = self.coordinations().await;
+        let view = |record: VolumeRecord| VolumeView {
+            lun: self.lun_view(&record, known.remove(&record.name)),
+            ..view(record)
+        };
+        Ok(volumes.map(view).collect())
     }
 
     pub(super) async fn volume_records(&self) -> Answer<Vec<VolumeRecord>> {
@@ -203,10 +203,10 @@ pub(super) fn check_dir(wanted: &CreateVolume) -> Answer<()> {
         CreateVolume { kind, .. } if kind != "dir" => {
             invalid(format!("{kind:?} is not a kind of volume; use dir or lun"))
         }
-        CreateVolume { format: None, identity: None, .. } => Ok(()),
-        CreateVolume { .. } => {
-            invalid("a directory has no format and no identity; they are for --kind lun".into())
-        }
+        CreateVolume { format: None, identity: None, destroy: false, .. } => Ok(()),
+        CreateVolume { .. } => invalid(
+            "a directory has no format, no identity and nothing to destroy; they are for --kind lun".into(),
+        ),
     }
 }
 

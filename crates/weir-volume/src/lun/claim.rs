@@ -199,6 +199,21 @@ pub enum Phase {
     Draining,
 }
 
+impl Phase {
+    /// Its name in commands.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Phase::Absent => "absent",
+            Phase::Claiming => "claiming",
+            Phase::Fencing => "fencing",
+            Phase::Mounting => "mounting",
+            Phase::Serving => "serving",
+            Phase::Draining => "draining",
+        }
+    }
+}
+
 /// The state of this node's mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mount {

@@ -27,3 +27,4 @@ pub mod router;
 pub mod serving;
 pub mod setup;
 pub mod shell;
+pub mod survey;

@@ -13,18 +13,23 @@ use std::thread;
 use weir_block::Nanos;
 use weir_block::size::Size;
 
-use super::filesystem::mount::exclusive;
+use super::filesystem::mount::{drop_buffers, exclusive};
 use super::filesystem::pages::Pages;
 use super::filesystem::{Content, FilesystemError, Kind, Mounted, Superblock, content};
 use super::heartbeat::area::{behind, in_file, volume_at};
 use super::heartbeat::layout::AREA;
 use super::heartbeat::listener::{BEAT_EVERY, SILENCE};
 use super::heartbeat::{Area, Beat, HeartbeatError, Slot, VolumeId};
+use super::survey::Survey;
 
 /// Smallest LUN, in bytes: mkfs.xfs makes nothing smaller than 300 MiB.
 const SMALLEST: u64 = 320 << 20;
 /// The filesystem ends at a multiple of this many bytes.
 const ALIGNMENT: u64 = 1 << 20;
+/// Begin of the identity of a device that has none.
+const BY_SIZE: &str = "size-";
+/// Bytes at each end of a LUN where former formats have their signatures.
+const SIGNATURES: u64 = 4 << 20;
 
 /// What a path leads to.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,8 +42,10 @@ pub struct Lun {
     pub size: u64,
     /// Smallest unit of I/O on this path, in bytes.
     pub sector: u32,
-    /// What is on it.
+    /// Its filesystem, if it has one that a volume can have.
     pub content: Content,
+    /// What else there is.
+    pub survey: Survey,
 }
 
 /// What the operator wants of a LUN.
@@ -48,6 +55,8 @@ pub struct Wish {
     pub format: Option<Kind>,
     /// The LUN's identity, repeated.
     pub identity: Option<String>,
+    /// A format may destroy what is there.
+    pub destroy: bool,
 }
 
 /// What is to be done.
@@ -73,10 +82,13 @@ impl Plan {
         let (path, identity) = (lun.path.display(), &lun.identity);
         match self {
             Plan::Format { kind, size } => format!(
-                "format {path} (LUN {identity}) with {kind}, {} of {}; {} is lost",
+                "format {path} (LUN {identity}) with {kind}, {} of {}; {}",
                 Size(*size),
                 Size(lun.size),
-                lun.describe()
+                match lun.is_blank() {
+                    true => format!("found there: {}", lun.describe()),
+                    false => format!("this DESTROYS what is there: {}", lun.describe()),
+                }
             ),
             Plan::UseBehind(_) => {
                 format!(
@@ -127,6 +139,28 @@ pub enum SetupError {
         /// Its identity.
         identity: String,
     },
+    /// A format would destroy data.
+    #[error(
+        "{} (LUN {identity}) is not blank, and a format destroys what is there: {found}; if that is what you want, add --destroy", .path.display()
+    )]
+    HasData {
+        /// The LUN.
+        path: PathBuf,
+        /// Its identity.
+        identity: String,
+        /// What it has.
+        found: String,
+    },
+    /// Its filesystem is not all: it may be a part of an array, for example.
+    #[error("{} has {found}: its {kind} cannot be used by itself; `wipefs {}` lists the signatures", .path.display(), .path.display())]
+    Ambiguous {
+        /// The LUN.
+        path: PathBuf,
+        /// The filesystem.
+        kind: Kind,
+        /// What else it has.
+        found: String,
+    },
     /// The identity was not repeated.
     #[error(
         "make sure that no host uses {} (LUN {identity}) in any other way, and say so with --identity {identity}: {what}", .path.display()
@@ -162,12 +196,25 @@ pub enum SetupError {
         beat: Box<Beat>,
     },
     /// It is one already.
-    #[error("{} is the LUN of volume {volume}", .path.display())]
+    #[error(
+        "{} is the LUN of volume {volume}, which this node {}: a LUN is one volume, whatever its paths are; use that one, or delete it first",
+        .path.display(), .here.as_ref().map_or_else(|| "does not find".to_owned(), |here| format!("uses at {}", here.display()))
+    )]
     IsVolume {
         /// The path.
         path: PathBuf,
         /// The volume.
         volume: String,
+        /// This node's path to it.
+        here: Option<PathBuf>,
+    },
+    /// This host has it at several paths, and nothing says which one is to be used.
+    #[error("{}", several_paths(.identity, .paths))]
+    SeveralPaths {
+        /// The LUN's identity.
+        identity: String,
+        /// The paths.
+        paths: Vec<PathBuf>,
     },
     /// mkfs.
     #[error("{program} failed on {}: {said}", .path.display())]
@@ -198,23 +245,42 @@ impl Lun {
             return Err(SetupError::NotADevice(path.to_path_buf()));
         }
         let device = exclusive(path)?;
+        // Another host may have written since this one looked last.
+        drop_buffers(&device, path)?;
         let failed = |error: rustix::io::Errno| FilesystemError::system("examine", path)(error.into());
         let sector = rustix::fs::ioctl_blksszget(&device).map_err(failed)?;
         let size = rustix::fs::seek(&device, rustix::fs::SeekFrom::End(0)).map_err(failed)?;
         let content = content(&device, path)?;
-        Ok(Lun { path: path.to_path_buf(), identity: identity(metadata.rdev(), size), size, sector, content })
+        let survey = Survey::new(&direct(path)?, path, size)?;
+        let (path, identity) = (path.to_path_buf(), identity(metadata.rdev(), size));
+        Ok(Lun { path, identity, size, sector, content, survey })
+    }
+
+    /// Whether nothing was found on it. See [`Survey::is_blank`].
+    #[must_use]
+    pub fn is_blank(&self) -> bool {
+        self.content == Content::Other && self.survey.is_blank()
+    }
+
+    /// A format that its filesystem has not.
+    fn other_format(&self, kind: Kind) -> Option<String> {
+        let is_other = |name: &&String| name.split(' ').next() != Some(kind.name());
+        self.survey.recognised.iter().find(is_other).cloned()
     }
 
     /// What it has, in words.
     #[must_use]
     pub fn describe(&self) -> String {
         match &self.content {
-            Content::Zeroes => "nothing that is known here (zeroes)".into(),
-            Content::Unknown => "something that is no ext4 and no XFS".into(),
-            Content::Filesystem(found) if found.label.is_empty() => {
-                format!("{} without a label", found.kind)
+            Content::Other => self.survey.describe(),
+            Content::Filesystem(found) => {
+                let label = match found.label.is_empty() {
+                    true => "without a label".to_owned(),
+                    false => format!("{:?}", found.label),
+                };
+                let beside = self.other_format(found.kind).map(|other| format!(", and {other}"));
+                format!("{} {label}{}", found.kind, beside.unwrap_or_default())
             }
-            Content::Filesystem(found) => format!("{} {:?}", found.kind, found.label),
         }
     }
 
@@ -239,13 +305,16 @@ impl Lun {
                 Err(FilesystemError::Unsuitable { path, source: source.clone() }.into())
             }
             (Content::Filesystem(found), None) => {
+                if let Some(other) = self.other_format(found.kind) {
+                    return Err(SetupError::Ambiguous { path, kind: found.kind, found: other });
+                }
                 if found.sector < self.sector {
                     let (filesystem, path_sector) = (found.sector, self.sector);
                     return Err(FilesystemError::Sectors { path, filesystem, path_sector }.into());
                 }
                 Ok(behind(found, self.size).map_or(Plan::UseInFile, Plan::UseBehind))
             }
-            (Content::Zeroes | Content::Unknown, None) => {
+            (Content::Other, None) => {
                 Err(SetupError::NoFilesystem { path, found: self.describe(), identity })
             }
         }
@@ -286,11 +355,14 @@ impl Lun {
         if wish.identity.as_ref() != Some(&identity) {
             return Err(SetupError::NotConfirmed { path, identity, what: plan.describe(self) });
         }
+        if matches!(plan, Plan::Format { .. }) && !self.is_blank() && !wish.destroy {
+            return Err(SetupError::HasData { path, identity, found: self.describe() });
+        }
         self.listen()?;
         let superblock = match (plan, &self.content) {
             (Plan::Format { kind, size }, _) => self.format(*kind, *size, label)?,
             (_, Content::Filesystem(found)) => found.clone(),
-            (_, Content::Zeroes | Content::Unknown) => {
+            (_, Content::Other) => {
                 return Err(SetupError::NoFilesystem { path, found: self.describe(), identity });
             }
         };
@@ -313,6 +385,10 @@ impl Lun {
     }
 
     fn format(&self, kind: Kind, size: u64, label: &str) -> Result<Superblock, SetupError> {
+        // mkfs leaves the signatures of other formats where it writes nothing itself.
+        for at in [0, self.size.saturating_sub(SIGNATURES) / ALIGNMENT * ALIGNMENT] {
+            zero(&self.path, at, (self.size - at).min(SIGNATURES + ALIGNMENT))?;
+        }
         let label: String = label.chars().take(12).collect();
         let (program, arguments) = match kind {
             // A log of at most 64 MiB is replayed in a second; sectors of 4096 bytes suit every path.
@@ -369,12 +445,41 @@ impl Lun {
     }
 }
 
+/// What to do about a LUN that a host has at several paths: I/O on two of them is not ordered.
+#[must_use]
+pub fn several_paths(identity: &str, paths: &[PathBuf]) -> String {
+    let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+    format!(
+        "LUN {identity} is at more than one path ({}): set lun.devices to the one that is to be used, for example a multipath device",
+        paths.join(", ")
+    )
+}
+
+/// By which the LUN at a path is known on every host, if it has a WWN, a serial number, or the like. Does not open it.
+#[must_use]
+pub fn identity_at(path: &Path) -> Option<String> {
+    let metadata = std::fs::metadata(path).ok().filter(|found| found.file_type().is_block_device())?;
+    Some(identity(metadata.rdev(), 0)).filter(|identity| !identity.starts_with(BY_SIZE))
+}
+
 /// Writes zeroes where a heartbeat area is to be.
 fn wipe(path: &Path, at: u64) -> Result<(), FilesystemError> {
+    zero(path, at, AREA as u64)
+}
+
+fn zero(path: &Path, at: u64, length: u64) -> Result<(), FilesystemError> {
     let mut options = OpenOptions::new();
     options.write(true).custom_flags(libc::O_DIRECT | libc::O_DSYNC | libc::O_CLOEXEC);
     let file = options.open(path).map_err(FilesystemError::system("open", path))?;
-    file.write_all_at(Pages::new(AREA).bytes(), at).map_err(FilesystemError::system("write", path))
+    let zeroes = Pages::new(length as usize);
+    file.write_all_at(&zeroes.bytes()[..length as usize], at).map_err(FilesystemError::system("write", path))
+}
+
+/// For reading past this host's buffers.
+fn direct(path: &Path) -> Result<File, FilesystemError> {
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(libc::O_DIRECT | libc::O_CLOEXEC);
+    options.open(path).map_err(FilesystemError::system("open", path))
 }
 
 /// By which a device is known on every host: its WWN, its serial number; of a loop device, its file. A device that has none of these is
@@ -388,7 +493,7 @@ fn identity(device: u64, size: u64) -> String {
     let part = |name: &str| read(name).ok();
     if let Some(number) = part("partition") {
         let whole = known.iter().find_map(|name| part(&format!("../{name}")).filter(|text| !text.is_empty()));
-        return format!("{}-part{number}", whole.unwrap_or_else(|| format!("size-{size}")));
+        return format!("{}-part{number}", whole.unwrap_or_else(|| format!("{BY_SIZE}{size}")));
     }
     if let Some(found) = known.iter().find_map(|name| part(name).filter(|text| !text.is_empty())) {
         return found;
@@ -396,6 +501,6 @@ fn identity(device: u64, size: u64) -> String {
     let backing = std::fs::read_to_string(base.join("loop/backing_file")).ok();
     match backing.and_then(|path| std::fs::metadata(path.trim_end()).ok()) {
         Some(file) => format!("file-{:x}-{}", file.dev(), file.ino()),
-        None => format!("size-{size}"),
+        None => format!("{BY_SIZE}{size}"),
     }
 }

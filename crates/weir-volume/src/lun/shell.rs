@@ -32,6 +32,11 @@ use crate::planted::Planted;
 /// without a path to the LUN never stops trying.
 const PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+/// Most attempts of an action in one epoch, before another node gets its turn. The first time it is one, and it doubles: an epoch for each
+/// attempt would say nothing to anybody.
+const MOST_ATTEMPTS: u32 = 16;
+/// A record that is older than the LUN for this long is not merely late.
+const OUTDATED: Duration = Duration::from_secs(5);
 /// Pause between two looks at something that has to end.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -66,7 +71,14 @@ pub enum Answer {
         /// The record's, on which the wish was decided.
         revision: u64,
     },
-    /// Something that an operator should know.
+    /// The LUN knows a later epoch than this record has.
+    Outdated {
+        /// The record's revision.
+        revision: u64,
+        /// What an operator should know if that record is the present one.
+        text: String,
+    },
+    /// Something that an operator should know; empty: no more.
     Notice(String),
 }
 
@@ -95,7 +107,9 @@ pub enum Output {
     },
     /// Answer nobody any more, and drop every copy of the mount once what uses it has ended.
     StopServing,
-    /// Show this to the operator.
+    /// A process was fenced, for this node's claim.
+    Fenced(Process<u64>),
+    /// Show this to the operator; empty: what was shown is over.
     Notice(String),
 }
 
@@ -117,6 +131,8 @@ pub struct Shell {
     has_left: bool,
     /// Numbers the wishes of whoever decides: an answer to an earlier one does not count.
     wish: u64,
+    /// A revision whose epoch is older than the LUN's, and since when.
+    outdated: Option<(u64, Nanos)>,
 }
 
 /// What the threads use.
@@ -130,6 +146,8 @@ struct Shared {
     beating: AtomicU64,
     /// Failures of each action.
     failures: Mutex<BTreeMap<String, Failures>>,
+    /// The last record.
+    record: Mutex<Record<u64>>,
     /// The shell is gone.
     is_over: AtomicBool,
 }
@@ -149,6 +167,9 @@ struct Failures {
     count: u32,
     /// What was told of the last one.
     text: String,
+    /// The last epoch in which it has failed, and the number of epochs.
+    epoch: u64,
+    epochs: u32,
 }
 
 /// An action of a thread. Whoever takes it out carries it out.
@@ -175,6 +196,7 @@ impl Shell {
             heart: Mutex::default(),
             beating: AtomicU64::new(0),
             failures: Mutex::default(),
+            record: Mutex::default(),
             is_over: AtomicBool::new(false),
         });
         Shell {
@@ -187,6 +209,7 @@ impl Shell {
             record: Record::default(),
             has_left: false,
             wish: 0,
+            outdated: None,
         }
     }
 
@@ -240,8 +263,13 @@ impl Shell {
                 if let Event::Admitted { number } = event {
                     self.admission = number;
                 }
-                self.decide(event)
+                let fenced = match &event {
+                    Event::Fenced { process, .. } => Some(Output::Fenced(*process)),
+                    _ => None,
+                };
+                fenced.into_iter().chain(self.decide(event)).collect()
             }
+            Answer::Outdated { revision, text } => self.outdated(revision, text),
             Answer::Permitted { wish, revision } if wish == self.wish => {
                 self.decide(Event::Wanted { wanted: true, revision })
             }
@@ -257,12 +285,30 @@ impl Shell {
         let me = self.shared.host.me;
         let is_fenced = self.record.mounts.contains(&me) && !record.mounts.contains(&me) && !self.has_left;
         (self.revision, self.record) = (revision, record.clone());
+        lock(&self.shared.record).clone_from(&record);
+        self.shared.forget(&record);
         let mut outputs = self.decide(Event::Seen { revision, record });
         if is_fenced {
             // Somebody else has taken this process from the list: it has a proof, whatever the LUN answers here.
             outputs.extend(self.decide(Event::Lost { admission: self.admission }));
         }
         outputs
+    }
+
+    /// A process that stood still for a while knows an old record for a moment: only one that stays is told of.
+    fn outdated(&mut self, revision: u64, text: String) -> Vec<Output> {
+        if revision != self.revision {
+            return Vec::new();
+        }
+        let since = match self.outdated {
+            Some((of, since)) if of == revision => since,
+            _ => Nanos::now(),
+        };
+        self.outdated = Some((revision, since));
+        if Nanos::now() < since + OUTDATED {
+            return Vec::new();
+        }
+        self.shared.told("survey", &text)
     }
 
     fn decide(&mut self, event: Event<u64>) -> Vec<Output> {
@@ -382,8 +428,50 @@ impl Shared {
 
     /// An action has succeeded.
     fn succeed(&self, action: &str, event: Event<u64>) {
-        lock(&self.failures).remove(action);
+        self.is_well(action);
         self.answer(event);
+    }
+
+    /// An action is no trouble any more.
+    fn is_well(&self, action: &str) {
+        let mut all = lock(&self.failures);
+        if all.remove(action).is_some() {
+            self.notice(all.values().next().map(|other| other.text.clone()).unwrap_or_default());
+        }
+    }
+
+    /// Notes a text that is to be shown, if it is another one than before.
+    fn told(&self, action: &str, text: &str) -> Vec<Output> {
+        let mut all = lock(&self.failures);
+        let failures = all.entry(action.to_owned()).or_default();
+        let is_news = failures.text != text;
+        text.clone_into(&mut failures.text);
+        is_news.then(|| Output::Notice(text.to_owned())).into_iter().collect()
+    }
+
+    /// What has failed on the way to a mount is over where another node has come further, or a former process is off the list.
+    fn forget(&self, record: &Record<u64>) {
+        let me = self.host.me;
+        let is_others = record.coordinator.is_some_and(|one| one != me && record.mounts == [one].into());
+        let is_over = |action: &str| match action.strip_prefix("fence ") {
+            Some(node) => !record.mounts.iter().any(|one| one.node.to_string() == node),
+            None => is_others && matches!(action, "beat" | "listen" | "mount" | "survey"),
+        };
+        let over: Vec<String> =
+            lock(&self.failures).keys().filter(|action| is_over(action)).cloned().collect();
+        over.iter().for_each(|action| self.is_well(action));
+    }
+
+    /// Whether an action that has failed in an epoch, for the `attempt`th time, is tried again in it: the more often, the more epochs it has
+    /// failed in.
+    fn stays(&self, action: &str, epoch: u64, attempt: u32) -> bool {
+        let mut all = lock(&self.failures);
+        let failures = all.entry(action.to_owned()).or_default();
+        if failures.epoch != epoch {
+            failures.epoch = epoch;
+            failures.epochs += 1;
+        }
+        attempt < (1 << (failures.epochs - 1).min(MOST_ATTEMPTS.ilog2()))
     }
 
     /// Former processes have ended: what the kernel still does for them shows by their marks, a mount of theirs by an exclusive open, and a
@@ -428,13 +516,25 @@ impl Shared {
 
     fn fence(&self, process: Process<u64>, target: Result<Target, String>, epoch: u64) {
         let action = format!("fence {}", process.node);
-        let fenced = target
-            .and_then(|target| self.host.fence.fence(&target, epoch).map_err(|error| error.to_string()));
-        match fenced {
-            Ok(()) => self.succeed(&action, Event::Fenced { process, epoch }),
-            Err(text) => {
-                self.fail(&action, text);
-                self.answer(Event::Failed { epoch });
+        // Otherwise another node has claimed the volume, or an operator's word has taken the process from the list.
+        let is_asked = || {
+            let record = lock(&self.record);
+            let is_mine = record.epoch == epoch && record.coordinator == Some(self.host.me);
+            is_mine && record.mounts.contains(&process) && !self.is_over()
+        };
+        for attempt in 1.. {
+            let fenced = target.clone();
+            let fenced = fenced
+                .and_then(|target| self.host.fence.fence(&target, epoch).map_err(|error| error.to_string()));
+            match fenced {
+                Ok(()) => return self.succeed(&action, Event::Fenced { process, epoch }),
+                Err(text) => self.fail(&action, text),
+            }
+            if !is_asked() {
+                return;
+            }
+            if !self.stays(&action, epoch, attempt) {
+                return self.answer(Event::Failed { epoch });
             }
         }
     }
@@ -454,12 +554,15 @@ impl Shared {
             beats.max_by_key(|beat| beat.epoch)
         });
         match last {
-            Ok(Some(beat)) if beat.epoch > epoch => self.fail("survey", self.describe(&Heard::Later(beat))),
+            Ok(Some(beat)) if beat.epoch > epoch => {
+                let text = self.describe(&Heard::Later(beat));
+                let _ = self.answers.send(Answer::Outdated { revision, text });
+            }
             Ok(last) => {
                 let mut heart = lock(&self.heart);
                 heart.epoch = heart.epoch.max(last.map_or(0, |beat| beat.epoch));
                 drop(heart);
-                lock(&self.failures).remove("survey");
+                self.is_well("survey");
                 let _ = self.answers.send(Answer::Permitted { wish, revision });
             }
             Err(error) => self.fail("survey", error.to_string()),

@@ -7,6 +7,8 @@ use weir_node::api::{
     DiskView, LunView, VolumePlan, VolumeView, Volumes,
 };
 
+use weir_node::units::about;
+
 use super::confirm::confirm;
 use super::disk;
 use crate::cli::VolumeCommand;
@@ -30,10 +32,10 @@ struct Shown {
 pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
     let client = any_node(global)?;
     match command {
-        VolumeCommand::Create { name, path, kind, format, identity, dry_run } => {
+        VolumeCommand::Create { name, path, kind, format, identity, destroy, dry_run } => {
             // Nodes have working directories of their own.
             let path = std::path::absolute(path)?;
-            let wanted = CreateVolume { name, kind, path, format, identity };
+            let wanted = CreateVolume { name, kind, path, format, identity, destroy };
             if dry_run {
                 return print(global.output, &client.plan_volume(&wanted)?, planned);
             }
@@ -86,8 +88,10 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
 }
 
 fn planned(plan: &VolumePlan) -> String {
-    let identity = plan.identity.as_ref().map(|identity| format!("; to do that, add --identity {identity}"));
-    format!("would {}{}", plan.action, identity.unwrap_or_default())
+    let destroy = if plan.destroys { " --destroy" } else { "" };
+    let options =
+        plan.identity.as_ref().map(|identity| format!("\nto do that, add --identity {identity}{destroy}"));
+    format!("would {}{}", plan.action, options.unwrap_or_default())
 }
 
 fn confirmed(done: &ConfirmedFenced) -> String {
@@ -117,16 +121,24 @@ fn show(volume: &VolumeView) -> String {
 
 fn of_lun(lun: &LunView) -> Vec<(&'static str, String)> {
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".to_owned());
+    let coordinator = match (&lun.coordinator, lun.trouble.as_str()) {
+        (Some(node), "") => format!("{node} (epoch {})", lun.epoch),
+        (Some(node), trouble) => format!("{node} (epoch {}): {trouble}", lun.epoch),
+        (None, trouble) => format!("none (epoch {}): {trouble}", lun.epoch),
+    };
     let here = lun.path.as_ref().map(|path| path.display().to_string());
     let mut rows = vec![
         ("LUN", lun.identity.clone()),
         ("path here", here.unwrap_or_else(|| "not found".to_owned())),
         ("filesystem", format!("{} {}", lun.filesystem, lun.uuid)),
-        ("coordinator", format!("{} (epoch {})", or_none(lun.coordinator.clone()), lun.epoch)),
+        ("coordinator", coordinator),
         ("may have it mounted", or_none(Some(lun.mounts.join(", ")).filter(|mounts| !mounts.is_empty()))),
         ("this node", lun.phase.clone()),
         ("fencing", lun.fencing.clone()),
     ];
+    if let (Some(size), Some(free)) = (lun.size_bytes, lun.free_bytes) {
+        rows.insert(3, ("size", format!("{}, {} free", about(size), about(free))));
+    }
     if !lun.notice.is_empty() {
         rows.push(("notice", lun.notice.clone()));
     }

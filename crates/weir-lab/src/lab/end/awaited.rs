@@ -237,6 +237,7 @@ mod tests {
             registry: RegistryView { state: String::new(), reason: String::new(), age_seconds: 0.0 },
             nodes: Vec::new(),
             disks: vec![disk],
+            troubles: Vec::new(),
             replicas: copy.into_iter().collect(),
             shards: Vec::new(),
             exports: Vec::new(),

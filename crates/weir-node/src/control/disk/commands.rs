@@ -1,6 +1,7 @@
 //! Operators' commands for a disk, carried out in the disk's task.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, Gone, Refusal};
@@ -10,13 +11,16 @@ use weir_volume::{BackingOptions, DirVolume};
 
 use super::opening::closed_since;
 use super::record::PATIENCE;
-use super::{Came, DiskTask, RETRY, Request};
+use super::{Came, DiskTask, RETRY, Request, taken};
 use crate::control::change::{self, ChangeError};
 use crate::control::decide::{Decision, Local, Situation, decide, evidence, is_live};
 use crate::control::node::blocking;
 use crate::control::provisioning;
 use crate::error::{ApiError, ApiErrorKind};
 use crate::shard::messages::Command;
+
+/// Longest wait for I/O that is under way when a disk is deleted (P10).
+const END_OF_IO: Duration = Duration::from_secs(20);
 
 impl DiskTask {
     pub(super) async fn on_request(&mut self, request: Request) {
@@ -37,8 +41,8 @@ impl DiskTask {
             Request::Release { done } => {
                 let _ = done.send(self.release().await);
             }
-            Request::DeleteUnopened { lost, done } => {
-                let _ = done.send(self.delete_unopened(lost).await);
+            Request::DeleteUndestaged { lost, done } => {
+                let _ = done.send(self.delete_undestaged(lost).await);
             }
             Request::Follow { to, done } => {
                 let _ = done.send(self.follow(to.as_ref()).await);
@@ -309,28 +313,63 @@ impl DiskTask {
         Ok(())
     }
 
-    /// Deletes the disk without opening it. In this task, so that no attempt to open it runs beside that: the copy of the log
-    /// is here, and [`DiskTask::forget_copy`] gives it up on every node once the record is gone.
-    async fn delete_unopened(&mut self, lost: String) -> Result<(), ApiError> {
+    /// Deletes the disk as it is, open or not, without destaging: its storage may take nothing. In this task, so that no attempt to open
+    /// it runs beside that. The copy of the log stays here, and [`DiskTask::forget_copy`] gives it up on every node once the record is gone.
+    async fn delete_undestaged(&mut self, lost: String) -> Result<(), ApiError> {
         let (node, name) = (Arc::clone(&self.node), self.name.clone());
         let read = self.meanwhile(async move { change::read(&*node.registry, &name).await });
         let (entry, record) = read.await??;
-        if self.local != Local::Closed || record.owner.as_ref() != Some(&self.me) {
-            let message = format!("disk {} has just been opened", self.name);
-            return Err(ApiError::new(ApiErrorKind::Refused, message).hint("try again"));
+        if record.owner.as_ref() != Some(&self.me) {
+            let message = format!("another node has just taken disk {}", self.name);
+            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
         }
         let node = Arc::clone(&self.node);
-        let remove = async move { provisioning::remove(&node, &entry, &record, lost).await };
+        let of = record.clone();
+        self.meanwhile(async move { provisioning::check_former(&node, &of).await }).await??;
+        self.end_io().await?;
+        let (node, removing) = (Arc::clone(&self.node), record.clone());
+        let remove = async move { provisioning::remove(&node, &entry, &removing, lost).await };
         let removed = self.meanwhile(remove).await?;
         // The view may show the record for a moment still.
         (self.arrival, self.retry_at) = (None, Some(Nanos::now() + RETRY));
+        if removed.is_err() {
+            // If it is still there, it is opened again from the log: in an epoch of its own, as it was open before in this one.
+            let me = self.me.clone();
+            if let Ok(next) = self.change(|record| ownership::renew(record, &me, record.epoch)).await {
+                self.arrival = Some((next.epoch, Came::By(self.arrival_after(&next))));
+            }
+        }
         removed
+    }
+
+    /// Disconnects the clients, and ends all I/O of the disk here, also while it is being closed. Its log stays.
+    async fn end_io(&mut self) -> Result<(), ApiError> {
+        self.node.rights.end(&self.name);
+        self.node.here.remove(&self.name);
+        (self.local, self.arrival) = (Local::Closed, None);
+        (self.doubt, self.refused, self.holds_clients) = (None, false, false);
+        let (disk, deadline) = (self.name.clone(), Nanos::now() + END_OF_IO);
+        let release = |done| Command::ReleaseDisk { disk, keep: true, done };
+        let late = |_: &mut DiskTask| {
+            let what = "its storage has not answered requests that are under way";
+            (Nanos::now() >= deadline).then(|| format!("{what} for {END_OF_IO:?}"))
+        };
+        self.ask_until(release, Some(deadline), late).await.map_err(|reason| {
+            let message = format!("disk {} cannot be deleted yet: {reason}", self.name);
+            ApiError::new(ApiErrorKind::Unavailable, message).hint("try again when the storage answers")
+        })
     }
 
     async fn close(&mut self) -> Result<(), ApiError> {
         self.node.here.remove(&self.name);
         let disk = self.name.clone();
-        let closed = self.ask(|done| Command::Close { disk, done }).await.and_then(|closed| closed);
+        let over = |task: &mut DiskTask| {
+            let is_deletion = |one: &Request| matches!(one, Request::DeleteUndestaged { .. });
+            let deleted = || "it is being deleted, with what its log has".to_owned();
+            task.is_taken().then(taken).or_else(|| task.waiting.iter().any(is_deletion).then(deleted))
+        };
+        let closing = self.ask_until(|done| Command::Close { disk, done }, None, over).await;
+        let closed = closing.and_then(|closed| closed);
         closed.map_err(|reason| {
             ApiError::new(ApiErrorKind::Failed, format!("disk {} cannot be closed: {reason}", self.name))
         })?;

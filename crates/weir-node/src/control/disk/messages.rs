@@ -109,8 +109,8 @@ pub enum Request {
         /// Answered when no node owns it any more.
         done: oneshot::Sender<Result<(), ApiError>>,
     },
-    /// Delete the disk, which this process owns and cannot open. What only its log has is lost.
-    DeleteUnopened {
+    /// Delete the disk, which this process owns, without destaging it. What only its log has is lost.
+    DeleteUndestaged {
         /// The loss, in words, for the event.
         lost: String,
         /// Answered when its record and its file are gone.

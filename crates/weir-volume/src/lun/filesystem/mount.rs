@@ -52,10 +52,7 @@ impl Mounted {
     pub fn new(lun: &Path) -> Result<Mounted, FilesystemError> {
         let device = exclusive(lun)?;
         // Whatever an earlier look has left here is older than what another node has written since.
-        // SAFETY: BLKFLSBUF has no argument.
-        if unsafe { libc::ioctl(device.as_raw_fd(), BLKFLSBUF, 0) } != 0 {
-            return Err(FilesystemError::system("drop the buffers of", lun)(io::Error::last_os_error()));
-        }
+        drop_buffers(&device, lun)?;
         let superblock = suitable(&device, lun)?;
         check_sectors(&device, lun, &superblock)?;
         // The kernel opens it exclusively itself.
@@ -165,6 +162,17 @@ impl Mounted {
         file.map(File::from).map_err(|error| failed(error.into()))
     }
 
+    /// Bytes of it, and those of them that are free.
+    ///
+    /// # Errors
+    /// [`FilesystemError::System`].
+    pub fn space(&self) -> Result<(u64, u64), FilesystemError> {
+        let space = rustix::fs::fstatvfs(&self.root);
+        let space = space.map_err(|error| FilesystemError::system("measure", &self.lun)(error.into()))?;
+        let bytes = |blocks: u64| blocks.saturating_mul(space.f_frsize);
+        Ok((bytes(space.f_blocks), bytes(space.f_bavail)))
+    }
+
     /// Makes everything that was done in it durable.
     ///
     /// # Errors
@@ -187,6 +195,18 @@ pub fn exclusive(lun: &Path) -> Result<File, FilesystemError> {
     patiently(|| options.open(lun).map_err(FilesystemError::system("open exclusively", lun)))
 }
 
+/// Drops what this host has in its buffers of a LUN.
+///
+/// # Errors
+/// The system's.
+pub fn drop_buffers(device: &File, lun: &Path) -> Result<(), FilesystemError> {
+    // SAFETY: BLKFLSBUF has no argument.
+    if unsafe { libc::ioctl(device.as_raw_fd(), BLKFLSBUF, 0) } != 0 {
+        return Err(FilesystemError::system("drop the buffers of", lun)(io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
 /// Paths to one LUN may differ in their sectors, and a filesystem is made on one of them.
 fn check_sectors(device: &File, lun: &Path, superblock: &Superblock) -> Result<(), FilesystemError> {
     let path_sector = rustix::fs::ioctl_blksszget(device)
@@ -204,7 +224,7 @@ fn suitable(device: &File, lun: &Path) -> Result<Superblock, FilesystemError> {
     match content(device, lun)? {
         Content::Filesystem(Superblock { unsuitable: Some(source), .. }) => Err(unsuitable(source)),
         Content::Filesystem(found) => Ok(found),
-        Content::Zeroes | Content::Unknown => {
+        Content::Other => {
             let source = io::Error::new(io::ErrorKind::InvalidData, "it has neither ext4 nor XFS");
             Err(FilesystemError::System { action: "mount", path: lun.to_path_buf(), source })
         }

@@ -84,12 +84,10 @@ impl Kind {
 /// What is on a LUN.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Zeroes in the first 32 KiB: nothing that is known here.
-    Zeroes,
     /// A filesystem.
     Filesystem(Superblock),
-    /// Anything else.
-    Unknown,
+    /// Anything else, or nothing: [`crate::lun::survey`] looks at more than the first bytes.
+    Other,
 }
 
 /// What its superblock says of a filesystem.
@@ -135,10 +133,7 @@ pub enum Unsuitable {
 /// What the first bytes of a LUN say.
 #[must_use]
 pub fn parse(bytes: &[u8]) -> Content {
-    if let Some(found) = xfs(bytes).or_else(|| ext4(bytes)) {
-        return Content::Filesystem(found);
-    }
-    if bytes.iter().all(|byte| *byte == 0) { Content::Zeroes } else { Content::Unknown }
+    xfs(bytes).or_else(|| ext4(bytes)).map_or(Content::Other, Content::Filesystem)
 }
 
 fn refused(feature: &'static str, reason: &'static str) -> Unsuitable {
@@ -279,11 +274,11 @@ mod tests {
 
     #[test]
     fn other_content_is_no_filesystem_and_short_content_is_no_panic() {
-        assert_eq!(parse(&[0; 4096]), Content::Zeroes);
-        assert_eq!(parse(&[]), Content::Zeroes);
+        assert_eq!(parse(&[0; 4096]), Content::Other);
+        assert_eq!(parse(&[]), Content::Other);
         let mut bytes = vec![0; 4096];
         bytes[0..4].copy_from_slice(b"LVM2");
-        assert_eq!(parse(&bytes), Content::Unknown);
+        assert_eq!(parse(&bytes), Content::Other);
         // A superblock that is cut off, at each length.
         bytes[0..4].copy_from_slice(b"XFSB");
         bytes[EXT4_AT + 0x38..EXT4_AT + 0x3A].copy_from_slice(&EXT4_MAGIC.to_le_bytes());
