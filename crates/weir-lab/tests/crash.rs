@@ -41,12 +41,12 @@ fn kill_owner(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (Veri
 
 #[test]
 fn owner_killed_with_one_replica() {
-    run_rounds("owner killed", ONE, rounds(6, 6), kill_owner, start);
+    run_rounds("owner killed", ONE, rounds(3, 6), kill_owner, start);
 }
 
 #[test]
 fn owner_killed_with_two_replicas() {
-    run_rounds("owner killed", TWO, rounds(4, 4), kill_owner, start);
+    run_rounds("owner killed", TWO, rounds(2, 4), kill_owner, start);
 }
 
 /// A replica is killed in the middle of a load: the guest waits a moment and keeps its connection.
@@ -67,12 +67,12 @@ fn kill_replica(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (Ve
 
 #[test]
 fn one_replica_killed() {
-    run_rounds("replica killed", ONE, rounds(3, 3), kill_replica, start);
+    run_rounds("replica killed", ONE, rounds(2, 3), kill_replica, start);
 }
 
 #[test]
 fn one_of_two_replicas_killed() {
-    run_rounds("replica killed", TWO, rounds(2, 2), kill_replica, start);
+    run_rounds("replica killed", TWO, rounds(1, 2), kill_replica, start);
 }
 
 /// The owner stands still for longer than its lease, another takes over, and then it goes on: everything that it still
@@ -95,10 +95,10 @@ fn pause_owner(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (Ver
 
 #[test]
 fn owner_with_one_replica_paused_beyond_its_lease() {
-    run_rounds("owner paused", ONE, rounds(3, 3), pause_owner, refused);
+    run_rounds("owner paused", ONE, rounds(2, 3), pause_owner, refused);
 }
 
 #[test]
 fn owner_with_two_replicas_paused_beyond_its_lease() {
-    run_rounds("owner paused", TWO, rounds(2, 2), pause_owner, refused);
+    run_rounds("owner paused", TWO, rounds(1, 2), pause_owner, refused);
 }

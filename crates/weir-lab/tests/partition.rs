@@ -71,7 +71,7 @@ fn owner_from_replica(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) 
 
 #[test]
 fn owner_and_its_replica_are_cut_from_each_other() {
-    run_rounds("owner | replica", ONE, rounds(2, 2), owner_from_replica, whole);
+    run_rounds("owner | replica", ONE, rounds(1, 2), owner_from_replica, whole);
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn one_way(bench: &mut Bench, random: &mut Rng, load: VerifyingLoad) -> (Verifyi
 
 #[test]
 fn one_way_between_owner_and_replica_is_cut() {
-    run_rounds("owner / replica, one way", ONE, rounds(2, 2), one_way, whole);
+    run_rounds("owner / replica, one way", ONE, rounds(1, 2), one_way, whole);
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn the_owner_with_two_replicas_is_cut_from_everything() {
 
 #[test]
 fn the_owner_is_cut_from_the_registry() {
-    run_rounds("owner | registry", ONE, rounds(2, 2), owner_from_registry, refused);
+    run_rounds("owner | registry", ONE, rounds(1, 2), owner_from_registry, refused);
 }
 
 #[test]

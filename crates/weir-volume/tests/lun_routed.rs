@@ -540,6 +540,41 @@ fn a_node_without_a_path_reaches_its_blocks_through_the_coordinator() {
     }
 }
 
+/// For example because the filesystem has no reflinks: the owner has given everything up for nothing.
+#[test]
+fn after_a_change_that_fails_everything_is_direct_again() {
+    for way in [Way::Here, Way::Remote] {
+        let Some(mut world) = World::new(EXT4, 16 * MIB, way, true, SEED) else { return };
+        for block in 0..512 {
+            world.ask(RequestKind::Write, block..block + 1);
+        }
+        world.drain();
+        for refused in 0..3 {
+            let served = Rc::clone(world.served.as_ref().unwrap());
+            let refuse = |_: &File| Err(std::io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+            served.borrow_mut().change(&mut world.reactor, refused, (0, world.size), Box::new(refuse));
+            // Nobody waits for the second.
+            if refused == 1 {
+                served.borrow_mut().forget_change(&mut world.reactor, refused);
+            }
+            world.touched = true;
+            world.until("a change does not fail", |_| {
+                let changed = served.borrow_mut().changed();
+                assert!(changed.iter().all(|(_, result)| result.is_err()));
+                refused == 1 || !changed.is_empty()
+            });
+            // Reads alone bring no leases back.
+            world.until("nothing is direct", |world| {
+                let before = world.owner.counts().file;
+                world.ask(RequestKind::Read, 100..101);
+                world.drain();
+                world.owner.counts().file == before
+            });
+        }
+        world.end();
+    }
+}
+
 #[test]
 fn direct_io_goes_on_while_nobody_coordinates() {
     for format in [EXT4, XFS] {

@@ -25,9 +25,8 @@ use crate::support::run;
 const ETCD_TTL: Duration = Duration::from_secs(2);
 
 /// Rounds of each test with one kind of registry.
-fn rounds(etcd: Option<&Members>) -> u64 {
-    let otherwise = if etcd.is_some() { 1 } else { 2 };
-    soak().map_or(otherwise, |rounds| rounds.div_ceil(20))
+fn rounds() -> u64 {
+    soak().map_or(1, |rounds| rounds.div_ceil(20))
 }
 
 /// The time to live of the nodes' leases.
@@ -140,7 +139,7 @@ fn with_a_full_log(etcd: Option<Members>) {
     let file = filesystem.path().join(format!("{DISK}.raw"));
     let mut history = new_history(seed);
     let (mut acknowledged, began) = (0, Nanos::now());
-    for _ in 0..rounds(bench.etcd.as_ref()) {
+    for _ in 0..rounds() {
         let settings = Settings {
             seed: random.u64(..),
             read_percent: 20,
@@ -158,7 +157,7 @@ fn with_a_full_log(etcd: Option<Members>) {
     eprintln!(
         "full log, pending close, {}: {} rounds, {acknowledged} writes, 0 wrong blocks, {:.0?}",
         name(bench.etcd.as_ref()),
-        rounds(bench.etcd.as_ref()),
+        rounds(),
         Nanos::now() - began
     );
 }
@@ -231,7 +230,7 @@ fn without_a_log(etcd: Option<Members>) {
     let layout = Layout::uniform(Span { offset: SIZE / 2, length: SIZE / 2 }, BLOCK).unwrap();
     let (mut blocks, mut sectors) = (VerifyHistory::new(layout, seed, Initial::Zeroes), History::default());
     let (mut acknowledged, began) = (0, Nanos::now());
-    for round in 0..rounds(bench.etcd.as_ref()) {
+    for round in 0..rounds() {
         let first = (round * (HABITS.len() as u64 + 1)) as u16;
         let clients = Clients::start_from(&bench, first, &HABITS, Duration::from_millis(2), random.u64(..));
         let load = bench.load(blocks, random.u64(..));
@@ -252,7 +251,7 @@ fn without_a_log(etcd: Option<Members>) {
     eprintln!(
         "write-through, {}: {} rounds, {acknowledged} writes, 0 wrong blocks, {}, {:.0?}",
         name(bench.etcd.as_ref()),
-        rounds(bench.etcd.as_ref()),
+        rounds(),
         sectors.judge(),
         Nanos::now() - began
     );

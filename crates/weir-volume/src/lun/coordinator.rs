@@ -440,3 +440,48 @@ impl Coordinator {
         self.next
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn begun(coordinator: &mut Coordinator, event: Event) -> (Vec<Job>, Vec<u64>) {
+        let mut effects = Vec::new();
+        coordinator.step(event, &mut effects);
+        let job = |effect: &Effect| match effect {
+            Effect::Execute { what, .. } => Some(*what),
+            _ => None,
+        };
+        let recall = |effect: &Effect| match effect {
+            Effect::Recall { number, .. } => Some(*number),
+            _ => None,
+        };
+        (effects.iter().filter_map(job).collect(), effects.iter().filter_map(recall).collect())
+    }
+
+    fn write(id: u64) -> Event {
+        let request = Request { id, kind: Kind::Write, range: (0, 10) };
+        Event::Redirected { request, gives_up: (0, 10) }
+    }
+
+    /// The owner's answer can be behind requests that would wait for a change: then nothing would ever end.
+    #[test]
+    fn requests_wait_for_no_change_that_the_owner_has_not_agreed_to() {
+        let mut coordinator = Coordinator::new(true, 10, Planted::default());
+        begun(&mut coordinator, Event::OwnerFound);
+        let (_, first) = begun(&mut coordinator, Event::Wanted { change: 1, range: (0, 100) });
+        assert_eq!(first.len(), 1);
+        assert_eq!(begun(&mut coordinator, Event::Wanted { change: 2, range: (0, 100) }), (vec![], vec![]));
+        let (jobs, _) = begun(&mut coordinator, write(7));
+        assert!(matches!(jobs[..], [Job::Request { .. }]), "{jobs:?}");
+        let done = |job| Event::Executed { job, result: Ok(()), layout: Vec::new() };
+        begun(&mut coordinator, done(2));
+        // Nobody waits for the first any more: its recall is void, and the second has its own.
+        let (jobs, second) = begun(&mut coordinator, Event::Unwanted(1));
+        assert_eq!((jobs, second.len()), (vec![], 1));
+        assert_eq!(begun(&mut coordinator, Event::RecallDone(first[0])), (vec![], vec![]));
+        let (jobs, _) = begun(&mut coordinator, Event::RecallDone(second[0]));
+        assert!(matches!(jobs[..], [Job::Change { change: 2, .. }]), "{jobs:?}");
+        assert_eq!(begun(&mut coordinator, write(8)), (vec![], vec![]), "now they wait");
+    }
+}
