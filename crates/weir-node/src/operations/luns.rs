@@ -5,6 +5,7 @@ use std::path::Path;
 use weir_cluster::records::{CoordinatorRecord, LunRecord, Record, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{RegistryError, Transaction};
 use weir_volume::lun::claim::Phase;
+use weir_volume::lun::fencing::Tier;
 use weir_volume::lun::filesystem::{Content, FilesystemError, Kind};
 use weir_volume::lun::heartbeat::VolumeId;
 use weir_volume::lun::setup::{Lun, Plan, Ready, SetupError, Wish};
@@ -87,7 +88,10 @@ impl Operations {
             Phase::Serving => "serving",
             Phase::Draining => "draining",
         };
-        let fencing = if self.node.config.lun.fence_command.is_some() { "fence-command" } else { "operator" };
+        let without_path = match self.node.config.lun.fence_command {
+            Some(_) => Tier::Command,
+            None => Tier::Operator,
+        };
         Some(LunView {
             identity: lun.identity.clone(),
             filesystem: lun.filesystem.clone(),
@@ -98,7 +102,7 @@ impl Operations {
             mounts: record.into_iter().flat_map(|one| one.mounts).map(|one| one.node).collect(),
             phase: phase.to_owned(),
             notice: state.notice,
-            fencing: fencing.to_owned(),
+            fencing: state.tier.unwrap_or(without_path).word().to_owned(),
         })
     }
 
