@@ -258,7 +258,10 @@ impl Device {
 
     fn failed(&self, action: &'static str, source: io::Error) -> DeviceError {
         match source.raw_os_error() {
-            Some(libc::ENOTTY | libc::EOPNOTSUPP) => self.unsupported("its driver does not know them"),
+            // The last one: a loop device's.
+            Some(libc::ENOTTY | libc::EOPNOTSUPP | libc::EINVAL) => {
+                self.unsupported("its driver does not know them")
+            }
             _ => DeviceError::System { action, path: self.path.clone(), source },
         }
     }

@@ -95,7 +95,7 @@ mod tests {
     fn keys_have_the_documented_layout() {
         let own = key(VOLUME, 1, 2);
         assert_eq!(own.0 >> 56, 0x57);
-        assert_eq!(own.to_string(), "0x5722ff4b1f0d1caf");
+        assert_eq!(own.to_string(), "0x5784de7de8d54843");
         let changed = own.0 ^ key(VOLUME, 1, 3).0;
         assert!(changed != 0 && changed < 1 << 20, "{changed:#x}");
         let changed = own.0 ^ key(VOLUME, 3, 2).0;
