@@ -135,6 +135,12 @@ fn keys_keep_nodes_from_a_lun_in_the_guest() {
     again.admit().unwrap();
     assert_eq!(shown().keys, [again.key]);
     first.check().unwrap_err();
+    // The reservation outlives the node that has made it.
+    second.admit().unwrap();
+    second.fence(again.key, 1, || false).unwrap();
+    assert_eq!(shown(), Registered { keys: vec![second.key], reservation: Reservation::Registrants });
+    assert_eq!(errno(write(PATHS[0], 0)), Some(libc::EBADE));
+    again.admit().unwrap();
     // A wait that nobody wants any more proves nothing.
     second.admit().unwrap();
     let slow = Reservations { wait: Duration::from_secs(3600), ..again.clone() };
@@ -257,5 +263,13 @@ fn nodes_fence_each_other_in_the_guest() {
     bench.wait_effective();
     let (mut load, ()) = during(bench.load(load.into_history(), seed), Duration::from_secs(1), || {});
     bench.judge(&mut load, seed);
-    assert_eq!(shown().keys.len(), 2);
+    // Nothing is refused to a node that does nothing: it looks for its key, and registers again.
+    let keys = shown().keys;
+    let device = Device::open(Path::new(if other == "n1" { PATHS[0] } else { PATHS[1] })).unwrap();
+    // The LUN knows which one is that of this path.
+    let removed = [(0, 1), (1, 0)].iter().filter(|(own, one)| device.preempt(keys[*own], keys[*one]).is_ok());
+    assert_eq!(removed.count(), 1);
+    assert_eq!(shown().keys.len(), 1);
+    await_keys(&pool, 2);
+    assert_eq!(pool.coordinator(), other, "only the other one was fenced");
 }

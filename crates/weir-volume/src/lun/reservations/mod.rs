@@ -127,27 +127,20 @@ pub struct Reservations {
 }
 
 impl Reservations {
-    /// Registers this process's key, whether the node was fenced or not, and reserves the LUN for all that are registered. Removes keys of
-    /// former processes of this node. Returns whether the LUN has reservations.
+    /// Registers this process's key, whether the node was fenced or not, in place of a former process's, and reserves the LUN for all that
+    /// are registered. Returns whether the LUN has reservations.
     ///
     /// # Errors
     /// [`ReservationError`]: this node does not use the LUN. It may be registered.
     pub fn admit(&self) -> Result<bool, ReservationError> {
-        let device = match self.device() {
+        let (device, found) = match self.device() {
             Err(ReservationError::Unused) => return Ok(false),
             other => other?,
         };
-        self.check_foreign(&device.read()?)?;
+        self.check_foreign(&found)?;
+        // A former process's key may stay on another path of this host. Nobody uses it there, and a fence removes it, too.
         device.register(self.key)?;
-        let found = device.read()?;
-        let own = found.keys.iter().filter(|key| key.is_same_node(self.key) && **key != self.key);
-        for former in own {
-            // On another path of this host, where nobody uses it. A fence removes it, too.
-            if let Err(error) = device.preempt(self.key, *former) {
-                tracing::debug!(%error, key = %former, "a former process's key stays registered");
-            }
-        }
-        self.reserved(&device, &found)?;
+        self.reserved(&device, &device.read()?)?;
         self.check_own(&device.read()?)?;
         Ok(true)
     }
@@ -161,8 +154,7 @@ impl Reservations {
         if victim.is_same_node(self.key) {
             return Err(ReservationError::SameBits { node });
         }
-        let device = self.device()?;
-        let mut found = device.read()?;
+        let (device, mut found) = self.device()?;
         self.reserved(&device, &found)?;
         let mut failure = None;
         for key in found.keys.extract_if(.., |key| key.is_same_node(victim)) {
@@ -192,8 +184,7 @@ impl Reservations {
     /// # Errors
     /// [`ReservationError::NotRegistered`]: this node is fenced. Others: the LUN does not tell.
     pub fn check(&self) -> Result<(), ReservationError> {
-        let device = self.device()?;
-        let found = device.read()?;
+        let (device, found) = self.device()?;
         if !found.keys.contains(&self.key) {
             return Err(ReservationError::NotRegistered { lun: self.lun.clone(), key: self.key });
         }
@@ -205,23 +196,23 @@ impl Reservations {
     /// # Errors
     /// [`ReservationError`]. The key may stay there, until this node registers again.
     pub fn leave(&self) -> Result<(), ReservationError> {
-        let device = match self.device() {
+        let (device, found) = match self.device() {
             Err(ReservationError::Unused) => return Ok(()),
             other => other?,
         };
-        match device.read()?.keys.contains(&self.key) {
+        match found.keys.contains(&self.key) {
             true => Ok(device.unregister(self.key)?),
             false => Ok(()),
         }
     }
 
-    /// The device, if this node uses reservations there.
-    fn device(&self) -> Result<Device, ReservationError> {
+    /// The device and what it shows, if this node uses reservations there.
+    fn device(&self) -> Result<(Device, Registered), ReservationError> {
         let found = Device::open(&self.lun).and_then(|device| Ok((device.read()?, device)));
         match found {
             Err(DeviceError::Unsupported { .. }) => Err(ReservationError::Unused),
             Err(error) => Err(error.into()),
-            Ok((_, device)) if self.is_on => Ok(device),
+            Ok((found, device)) if self.is_on => Ok((device, found)),
             Ok((found, _)) if found.reservation == Reservation::None => Err(ReservationError::Unused),
             Ok(_) => Err(ReservationError::SwitchedOff { lun: self.lun.clone() }),
         }
