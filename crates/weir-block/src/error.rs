@@ -64,14 +64,17 @@ impl IoError {
 
     /// Classifies a kernel error number.
     ///
-    /// The table: `ENOSPC`/`EDQUOT` and transport errors may be transient (retry); `EROFS`/`EPERM`/`EACCES`
-    /// need an operator; `EINVAL`/`EFAULT`/`EBADF` on a validated request is a bug.
+    /// The table: `ENOSPC`/`EDQUOT` and errors of the way to the storage may be transient (retry: `ENOLINK`, `ETIMEDOUT`, `ENODEV`,
+    /// `EIO` and whatever else); `EBADE` is a reservation's conflict (fence); `EROFS`/`EPERM`/`EACCES` need an operator;
+    /// `EINVAL`/`EFAULT`/`EBADF` on a validated request is a bug.
     #[must_use]
     pub fn from_errno(errno: i32, context: &'static str) -> IoError {
         let (kind, code) = match errno {
             libc::ENOSPC | libc::EDQUOT => (ErrorKind::Retry, Code::NoSpace),
             libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => (ErrorKind::Operator, Code::NotSupported),
             libc::EROFS | libc::EPERM | libc::EACCES => (ErrorKind::Operator, Code::ReadOnly),
+            // Another host has taken this one's key from the storage.
+            libc::EBADE => (ErrorKind::Fence, Code::ReadOnly),
             libc::ENOMEM => (ErrorKind::Retry, Code::NoMemory),
             libc::EINVAL | libc::EFAULT | libc::EBADF => (ErrorKind::Bug, Code::Io),
             _ => (ErrorKind::Retry, Code::Io),
@@ -97,5 +100,19 @@ impl fmt::Display for IoError {
             write!(f, " ({})", std::io::Error::from_raw_os_error(self.errno))?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reservations_conflict_is_a_fence_and_a_lost_path_is_not() {
+        let of = |errno| IoError::from_errno(errno, "writing");
+        assert_eq!((of(libc::EBADE).kind, of(libc::EBADE).code), (ErrorKind::Fence, Code::ReadOnly));
+        for errno in [libc::ENOLINK, libc::ETIMEDOUT, libc::ENODEV, libc::ENXIO, libc::EIO] {
+            assert_eq!((of(errno).kind, of(errno).code), (ErrorKind::Retry, Code::Io), "{errno}");
+        }
     }
 }

@@ -97,15 +97,46 @@ impl GuestImage {
     /// [`GuestError::Build`], with what is missing.
     pub fn cached(directory: impl AsRef<Path>) -> Result<GuestImage, GuestError> {
         let directory = directory.as_ref();
-        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/build");
-        let output = Command::new(&script).arg(directory).stdin(Stdio::null()).output();
-        let output = output
-            .map_err(|error| GuestError::Build { script: script.clone(), output: error.to_string() })?;
-        if !output.status.success() {
-            let output = String::from_utf8_lossy(&output.stderr).into_owned();
-            return Err(GuestError::Build { script, output });
-        }
+        run_script("guest/build", |command| command.arg(directory))?;
         Ok(GuestImage { kernel: directory.join("vmlinuz"), initramfs: directory.join("initramfs") })
+    }
+
+    /// This image with programs of this machine, each as `/weir/NAME`, and with the libraries that they need. The new initramfs is a file in
+    /// `directory`.
+    ///
+    /// # Errors
+    /// [`GuestError::Build`].
+    pub fn with_programs(
+        &self,
+        directory: &Path,
+        programs: &[(&Path, &str)],
+    ) -> Result<GuestImage, GuestError> {
+        let initramfs = directory.join("initramfs");
+        let pairs = programs.iter().map(|(program, name)| {
+            let mut pair = program.as_os_str().to_owned();
+            pair.push(format!("={name}"));
+            pair
+        });
+        run_script("guest/extend", |command| command.arg(&self.initramfs).arg(&initramfs).args(pairs))?;
+        Ok(GuestImage { kernel: self.kernel.clone(), initramfs })
+    }
+}
+
+/// Runs a script of this crate.
+fn run_script(
+    name: &str,
+    with_arguments: impl FnOnce(&mut Command) -> &mut Command,
+) -> Result<(), GuestError> {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join(name);
+    let mut command = Command::new(&script);
+    let output = with_arguments(&mut command).stdin(Stdio::null()).output();
+    let output =
+        output.map_err(|error| GuestError::Build { script: script.clone(), output: error.to_string() })?;
+    match output.status.success() {
+        true => Ok(()),
+        false => {
+            Err(GuestError::Build { script, output: String::from_utf8_lossy(&output.stderr).into_owned() })
+        }
     }
 }
 

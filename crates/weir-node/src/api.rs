@@ -423,7 +423,7 @@ pub struct LunView {
     pub phase: String,
     /// A problem that the operator should know of; empty if there is none.
     pub notice: String,
-    /// How a node is kept from the LUN: `fence-command` or `operator`.
+    /// How the asked node keeps another one from the LUN: `reservations`, `fence-command` or `operator`.
     pub fencing: String,
 }
 

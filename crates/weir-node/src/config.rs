@@ -305,6 +305,10 @@ pub struct FlashConfig {
 pub struct LunConfig {
     /// Block devices that may be LUNs of volumes; empty: all of this host.
     pub devices: Vec<PathBuf>,
+    /// Whether the LUN itself keeps nodes from it.
+    pub reservations: ReservationsConfig,
+    /// What a LUN has accepted from a node before it is fenced has been executed after this long.
+    pub preempt_wait: Period,
     /// Keeps nodes from a LUN, and lets them back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fence_command: Option<PathBuf>,
@@ -314,8 +318,24 @@ pub struct LunConfig {
 
 impl Default for LunConfig {
     fn default() -> LunConfig {
-        LunConfig { devices: Vec::new(), fence_command: None, fence_timeout: Period(Duration::from_secs(60)) }
+        LunConfig {
+            devices: Vec::new(),
+            reservations: ReservationsConfig::Auto,
+            preempt_wait: Period(Duration::from_secs(10)),
+            fence_command: None,
+            fence_timeout: Period(Duration::from_secs(60)),
+        }
     }
+}
+
+/// `lun.reservations`
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ReservationsConfig {
+    /// On LUNs that have persistent reservations.
+    Auto,
+    /// On none.
+    Off,
 }
 
 /// `[limits]`
@@ -469,6 +489,7 @@ impl Config {
             ("nodes.resiliency_period", self.nodes.resiliency_period, Duration::ZERO, 60 * minute),
             ("nodes.quarantine_duration", self.nodes.quarantine_duration, second, 7 * 24 * 60 * minute),
             ("peers.deadline", self.peers.deadline, 50 * ms, minute),
+            ("lun.preempt_wait", self.lun.preempt_wait, second, 60 * minute),
             ("lun.fence_timeout", self.lun.fence_timeout, second, 60 * minute),
             ("limits.full_log_wait", self.limits.full_log_wait, second, 24 * 60 * minute),
             ("limits.stop_wait", self.limits.stop_wait, second, 24 * 60 * minute),
@@ -639,7 +660,7 @@ mod tests {
             .lines()
             .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
             .collect();
-        assert_eq!(keys.len(), 36, "a new key: extend this test's count and the example");
+        assert_eq!(keys.len(), 38, "a new key: extend this test's count and the example");
         for key in keys {
             assert!(
                 all.lines().any(|line| line.starts_with(&format!("{key} = "))),

@@ -19,9 +19,11 @@ use common::{LoopDevice, run, scratch};
 use weir_block::Nanos;
 use weir_volume::lun::claim::{Event, Phase, Process, Record};
 use weir_volume::lun::fence_command::FenceCommand;
+use weir_volume::lun::fencing::Fencing;
 use weir_volume::lun::filesystem::Mounted;
 use weir_volume::lun::heartbeat::area::behind;
 use weir_volume::lun::heartbeat::{Area, Beat, VolumeId};
+use weir_volume::lun::reservations::{Key, Reservations};
 use weir_volume::lun::shell::{Answer, Host, Output, Shell};
 
 const MIB: u64 = 1 << 20;
@@ -269,20 +271,28 @@ impl Lun {
     }
 
     fn start(&self, registry: &Arc<Registry>, node: u64, incarnation: u64) -> Node {
-        let fence = FenceCommand {
+        let me = Process { node, incarnation };
+        let command = FenceCommand {
             program: Some(self.fence_command()),
             limit: Duration::from_secs(10),
             volume: "v".into(),
             lun: self.path(node).to_path_buf(),
             lock: self.directory.path().join(format!("lock-{node}")),
         };
+        // A loop device has none.
+        let reservations = Reservations {
+            is_on: true,
+            lun: self.path(node).to_path_buf(),
+            key: Key::new(VOLUME, me),
+            wait: Duration::from_secs(1),
+        };
         let host = Host {
-            me: Process { node, incarnation },
+            me,
             name: format!("n{node}"),
             volume: VOLUME,
             lun: self.path(node).to_path_buf(),
             area: self.area,
-            fence,
+            fencing: Fencing::new(VOLUME, me, reservations, command),
             former: Vec::new(),
         };
         Node::start(registry, host, &NAMES)

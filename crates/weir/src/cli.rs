@@ -258,7 +258,8 @@ pub enum LabCommand {
         /// A node's path to a LUN that is to be a volume; repeat it for each node, in order. On one machine: loop devices of one image.
         #[arg(long = "lun", value_name = "DEVICE")]
         luns: Vec<PathBuf>,
-        /// A program that keeps a node from the LUN, and lets it back: `COMMAND fence NODE`, `COMMAND admit NODE`.
+        /// A program that keeps a node from the LUN, and lets it back: `COMMAND fence NODE`, `COMMAND admit NODE`. Needed where the LUN
+        /// has no persistent reservations, as loop devices have none.
         #[arg(long, value_name = "PROGRAM")]
         fence_command: Option<PathBuf>,
     },

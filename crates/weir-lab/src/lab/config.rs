@@ -215,6 +215,8 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         lun: LunConfig {
             devices: lun_of(config, number),
             fence_command: config.fence_command.clone(),
+            // One machine's storage.
+            preempt_wait: Period(Duration::from_secs(1)),
             ..LunConfig::default()
         },
         nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![NbdAddress::plaintext(nbd_tcp)] },

@@ -24,9 +24,11 @@ const GOINGDOWN: libc::Ioctl = 0x8004_587D_u32 as libc::Ioctl;
 /// Nothing more is written, not even the log.
 static NOLOGFLUSH: u32 = 2;
 
-/// The nodes' paths to one image; ended on drop.
+/// The nodes' paths to one LUN.
 pub struct Luns {
-    devices: Vec<LoopDevice>,
+    paths: Vec<PathBuf>,
+    /// Those that are made of an image; ended on drop.
+    _devices: Vec<LoopDevice>,
     directory: PathBuf,
 }
 
@@ -34,18 +36,19 @@ impl Luns {
     fn new(directory: &Path, nodes: usize) -> Luns {
         let image = directory.join("lun");
         File::create(&image).unwrap().set_len(LUN).unwrap();
-        let devices = (0..nodes).map(|_| LoopDevice::attach(&image).unwrap()).collect();
-        Luns { devices, directory: directory.to_owned() }
+        let devices: Vec<_> = (0..nodes).map(|_| LoopDevice::attach(&image).unwrap()).collect();
+        let paths = devices.iter().map(|device| device.path().to_owned()).collect();
+        Luns { paths, _devices: devices, directory: directory.to_owned() }
     }
 
     /// A program as an operator would write one. It logs each fence.
     fn fence_command(&self) -> PathBuf {
         let path = self.directory.join("fence");
         let devices: String = self
-            .devices
+            .paths
             .iter()
             .enumerate()
-            .map(|(index, device)| format!("  n{}) device={} ;;\n", index + 1, device.path().display()))
+            .map(|(index, path)| format!("  n{}) device={} ;;\n", index + 1, path.display()))
             .collect();
         let log = self.directory.join("fences");
         let script = format!(
@@ -73,7 +76,7 @@ impl Luns {
 
     /// The path of a node, from 1.
     pub fn path(&self, node: usize) -> &Path {
-        self.devices[node - 1].path()
+        &self.paths[node - 1]
     }
 
     /// Nodes that were fenced, in order.
@@ -91,9 +94,9 @@ impl Luns {
 
 impl Drop for Luns {
     fn drop(&mut self) {
-        for device in &self.devices {
+        for path in &self.paths {
             // Whoever gets the device next could not write to it.
-            let _ = Command::new("blockdev").arg("--setrw").arg(device.path()).status();
+            let _ = Command::new("blockdev").arg("--setrw").arg(path).status();
         }
     }
 }
@@ -117,13 +120,34 @@ impl LunBench {
         // Its image is on a disk's filesystem: loop devices with direct I/O.
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
         let luns = Luns::new(directory.path(), nodes);
+        let command = luns.fence_command();
+        LunBench::begin(directory, luns, format, policy, |config| {
+            config.fence_command = Some(command);
+            tune(config);
+        })
+    }
+
+    /// On devices that are there, one for each node, without a fence command.
+    pub fn up_on(paths: &[&Path], format: &str, policy: &str, tune: impl FnOnce(&mut LabConfig)) -> LunBench {
+        let directory = tempfile::tempdir().unwrap();
+        let paths = paths.iter().map(|path| path.to_path_buf()).collect();
+        let luns = Luns { paths, _devices: Vec::new(), directory: directory.path().to_owned() };
+        LunBench::begin(directory, luns, format, policy, tune)
+    }
+
+    fn begin(
+        directory: TempDir,
+        luns: Luns,
+        format: &str,
+        policy: &str,
+        tune: impl FnOnce(&mut LabConfig),
+    ) -> LunBench {
         // Short, for the paths of sockets.
         let files = tempfile::tempdir().unwrap();
         let mut config = LabConfig::new(files.path().join("lab"), program());
-        config.nodes = nodes;
+        config.nodes = luns.paths.len();
         config.lease_ttl = Duration::from_secs(1);
-        config.luns = (1..=nodes).map(|node| luns.path(node).to_owned()).collect();
-        config.fence_command = Some(luns.fence_command());
+        config.luns = luns.paths.clone();
         tune(&mut config);
         let lab = Lab::up(&config).unwrap();
         let client = lab.client("n1").unwrap().patience(Duration::from_secs(60));

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use weir_cluster::records::NodeRef;
 use weir_volume::lun::claim::Phase;
+use weir_volume::lun::fencing::Tier;
 use weir_volume::lun::filesystem::Mounted;
 
 /// One volume.
@@ -22,6 +23,8 @@ pub struct VolumeState {
     pub mounted: Option<(u64, Arc<Mounted>)>,
     /// Counts the times that the LUN has refused I/O of a disk that is open here.
     pub refusals: u64,
+    /// How this node keeps others from the LUN; absent while it does not reach the LUN.
+    pub tier: Option<Tier>,
     /// The last thing that an operator should know; empty if all is well.
     pub notice: String,
 }
@@ -34,6 +37,7 @@ impl Default for VolumeState {
             coordinator: None,
             mounted: None,
             refusals: 0,
+            tier: None,
             notice: String::new(),
         }
     }

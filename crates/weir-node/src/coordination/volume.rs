@@ -16,11 +16,14 @@ use weir_cluster::view::{Seen, View};
 use weir_volume::Mark;
 use weir_volume::lun::claim::{Event, Phase, Process, Record};
 use weir_volume::lun::fence_command::FenceCommand;
+use weir_volume::lun::fencing::Fencing;
 use weir_volume::lun::heartbeat::VolumeId;
+use weir_volume::lun::reservations::{Key, Reservations};
 use weir_volume::lun::shell::{Answer, Host, Output, Shell};
 
 use super::find::find;
 use super::turn::{Situation, Turn};
+use crate::config::ReservationsConfig;
 use crate::control::registry_copy::short;
 use crate::control::{Node, lun_disks};
 
@@ -88,7 +91,7 @@ pub async fn run(
                 let stops = *stop.borrow();
                 task.decide(&records, stops);
                 if stops && task.has_left(&records) {
-                    return;
+                    return task.leave().await;
                 }
             }
             _ = stop.changed() => {}
@@ -136,18 +139,27 @@ fn answers() -> (std::sync::mpsc::Sender<Answer>, mpsc::UnboundedReceiver<Answer
 fn host(node: &Node, record: &VolumeRecord, lun: &LunRecord, path: PathBuf) -> Host {
     let me = node.session.node_ref();
     let former = node.records.former_of(&me);
+    let (id, own) = (VolumeId(LunRecord::bytes(&lun.mark).unwrap_or_default()), process(&me));
+    let config = &node.config.lun;
+    let command = FenceCommand {
+        program: config.fence_command.clone(),
+        limit: config.fence_timeout.0,
+        volume: record.name.clone(),
+        lun: path.clone(),
+        lock: node.config.state_dir.join(format!("fence-{:016x}.lock", record.id)),
+    };
+    let reservations = Reservations {
+        is_on: config.reservations == ReservationsConfig::Auto,
+        lun: path.clone(),
+        key: Key::new(id, own),
+        wait: config.preempt_wait.0,
+    };
     Host {
-        me: process(&me),
+        me: own,
         name: me.node.clone(),
-        volume: VolumeId(LunRecord::bytes(&lun.mark).unwrap_or_default()),
+        volume: id,
         area: lun.heartbeat,
-        fence: FenceCommand {
-            program: node.config.lun.fence_command.clone(),
-            limit: node.config.lun.fence_timeout.0,
-            volume: record.name.clone(),
-            lun: path.clone(),
-            lock: node.config.state_dir.join(format!("fence-{:016x}.lock", record.id)),
-        },
+        fencing: Fencing::new(id, own, reservations, command),
         lun: path,
         former: former.iter().map(|process| Mark::of(&process.to_string())).collect(),
     }
@@ -241,6 +253,15 @@ impl Task {
             && !self.readable(records).is_some_and(|(_, record)| names_me(&record))
     }
 
+    /// Nothing of this process uses the LUN any more.
+    async fn leave(&self) {
+        let fencing = self.shell.fencing().clone();
+        let left = tokio::task::spawn_blocking(move || fencing.leave()).await;
+        if let Ok(Err(error)) = left {
+            tracing::warn!(error, volume = self.volume.name, "this node's key stays registered on the LUN");
+        }
+    }
+
     fn step(&mut self, event: Event<u64>) {
         let outputs = self.shell.step(event);
         self.carry_out(outputs);
@@ -312,9 +333,12 @@ impl Task {
             tokio::spawn(async move { lun_disks::admitted(&node, &volume).await });
         }
         self.was_admitted = is_admitted;
-        let phase = self.shell.phase();
-        if self.node.coordinators.get(&self.volume.name).phase != phase {
-            self.node.coordinators.update(&self.volume.name, |state| state.phase = phase);
+        let (phase, tier) = (self.shell.phase(), Some(self.shell.fencing().tier()));
+        let state = self.node.coordinators.get(&self.volume.name);
+        if (state.phase, state.tier) != (phase, tier) {
+            self.node
+                .coordinators
+                .update(&self.volume.name, |state| (state.phase, state.tier) = (phase, tier));
         }
     }
 

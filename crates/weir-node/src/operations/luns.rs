@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use weir_cluster::records::{CoordinatorRecord, LunRecord, Record, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{RegistryError, Transaction};
+use weir_volume::lun::fencing::Tier;
 use weir_volume::lun::filesystem::{Content, FilesystemError, Kind, content};
 use weir_volume::lun::heartbeat::VolumeId;
 use weir_volume::lun::setup::{Lun, Plan, Ready, SetupError, Wish, identity_at};
@@ -96,7 +97,10 @@ impl Operations {
         let unknown =
             || Coordination { trouble: "it has just been made".to_owned(), ..Coordination::default() };
         let Coordination { coordinator, trouble, space, record } = known.unwrap_or_else(unknown);
-        let fencing = if self.node.config.lun.fence_command.is_some() { "fence-command" } else { "operator" };
+        let without_path = match self.node.config.lun.fence_command {
+            Some(_) => Tier::Command,
+            None => Tier::Operator,
+        };
         Some(LunView {
             identity: lun.identity.clone(),
             filesystem: lun.filesystem.clone(),
@@ -110,7 +114,7 @@ impl Operations {
             mounts: record.into_iter().flat_map(|one| one.mounts).map(|one| one.node).collect(),
             phase: state.phase.name().to_owned(),
             notice: state.notice,
-            fencing: fencing.to_owned(),
+            fencing: state.tier.unwrap_or(without_path).word().to_owned(),
         })
     }
 

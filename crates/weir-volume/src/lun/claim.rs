@@ -84,9 +84,8 @@ pub enum Event<N> {
     /// The answer to [`Effect::DropLeases`]: none is held, and nothing that this process has issued to the LUN is on its way there, for
     /// whomever: block I/O for other nodes is part of it.
     LeasesDropped,
-    /// The answer to [`Effect::Fence`]: the process's *node* can certainly neither read nor write the LUN, and nothing that any process of it
-    /// has issued before is on its way there. With persistent reservations, the keys that the LUN shows are that proof, and a command's
-    /// status is none: it may fail because this node's own key is gone.
+    /// The answer to [`Effect::Fence`]: the process's *node* can certainly not write to the LUN, and nothing that any process of it has
+    /// issued before is on its way there. It may still read: whoever counts a fence for the answer to a recall has to know that.
     Fenced {
         /// The process.
         process: Process<N>,

@@ -147,16 +147,12 @@ impl FenceCommand {
         result
     }
 
-    /// Waits until no `admit` of this node runs, however long that takes.
+    /// Waits for the lock under which this node is admitted. It is that of the file's description: whoever inherits that holds it, and so
+    /// does a process that has ended, until the kernel has let go of its last call.
     ///
     /// # Errors
     /// The lock cannot be opened.
-    pub fn await_none(&self) -> io::Result<()> {
-        self.locked().map(drop)
-    }
-
-    /// The lock of the file's description: whoever inherits that holds it.
-    fn locked(&self) -> io::Result<File> {
+    pub fn locked(&self) -> io::Result<File> {
         let file = File::options().read(true).write(true).create(true).truncate(false).open(&self.lock)?;
         loop {
             match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -418,7 +414,7 @@ mod tests {
         let text = patiently(|| command.admit(&target())).unwrap_err();
         assert!(text.ends_with("admit n2` failed (exit code 1)"), "{text}");
         assert!(done.exists(), "it was reported as failed while it could still take effect");
-        command.await_none().unwrap();
+        drop(command.locked().unwrap());
     }
 
     #[test]

@@ -12,16 +12,19 @@
 //! - [`coordinator`]: the coordinator's side, for one file;
 //! - [`claim`]: a node's way to be the coordinator of the volume, and from there.
 //!
-//! [`shell`] carries out what a claim wants of the LUN: with [`mod@filesystem`], [`heartbeat`] and [`fence_command`].
+//! [`shell`] carries out what a claim wants of the LUN: with [`mod@filesystem`], [`heartbeat`], and [`fencing`]: by the LUN's
+//! [`reservations`] or the operator's [`fence_command`].
 
 mod admission;
 pub mod claim;
 pub mod coordinator;
 pub mod fence_command;
+pub mod fencing;
 pub mod filesystem;
 pub mod heartbeat;
 pub mod leases;
 pub mod redirect;
+pub mod reservations;
 pub mod route_status;
 pub mod router;
 pub mod serving;

@@ -20,6 +20,7 @@ use super::heartbeat::area::{behind, in_file, volume_at};
 use super::heartbeat::layout::AREA;
 use super::heartbeat::listener::{BEAT_EVERY, SILENCE};
 use super::heartbeat::{Area, Beat, HeartbeatError, Slot, VolumeId};
+use super::reservations::{ReservationError, check_unused};
 use super::survey::Survey;
 
 /// Smallest LUN, in bytes: mkfs.xfs makes nothing smaller than 300 MiB.
@@ -232,6 +233,9 @@ pub enum SetupError {
     /// The heartbeat area.
     #[error(transparent)]
     Heartbeat(#[from] HeartbeatError),
+    /// Other hosts have keys on it.
+    #[error(transparent)]
+    Reservation(#[from] ReservationError),
 }
 
 impl Lun {
@@ -320,11 +324,12 @@ impl Lun {
         }
     }
 
-    /// Waits for two seconds, if the LUN has a heartbeat area, for heartbeats of whoever uses it.
+    /// Looks for whoever uses the LUN: for their keys, and if it has a heartbeat area, for two seconds for their heartbeats.
     ///
     /// # Errors
-    /// [`SetupError::InUse`], [`SetupError::Heartbeat`].
+    /// [`SetupError::InUse`], [`SetupError::Heartbeat`], [`SetupError::Reservation`].
     pub fn listen(&self) -> Result<(), SetupError> {
+        check_unused(&self.path)?;
         let Content::Filesystem(found) = &self.content else { return Ok(()) };
         let Some(at) = behind(found, self.size) else { return Ok(()) };
         let Some(volume) = volume_at(&self.path, at)? else { return Ok(()) };

@@ -19,12 +19,14 @@ use std::time::Duration;
 use weir_block::Nanos;
 
 use super::claim::{Claim, Effect, Event, Phase, Process, Record};
-use super::fence_command::{FenceCommand, Target};
+use super::fence_command::Target;
+use super::fencing::Fencing;
 use super::filesystem::mount::exclusive;
 use super::filesystem::{FilesystemError, Mounted};
 use super::heartbeat::area::in_file;
 use super::heartbeat::listener::BEAT_EVERY;
 use super::heartbeat::{Area, Beat, Heard, HeartbeatError, Listener, Slot, VolumeId};
+use super::reservations::ReservationError;
 use crate::backing::{Mark, Trace};
 use crate::planted::Planted;
 
@@ -37,6 +39,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(8);
 const MOST_ATTEMPTS: u32 = 16;
 /// A record that is older than the LUN for this long is not merely late.
 const OUTDATED: Duration = Duration::from_secs(5);
+/// Pause between two looks whether the LUN still has this node's key: a node that only reads, or does nothing, is refused nothing.
+const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// Pause between two looks at something that has to end.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
@@ -54,7 +58,7 @@ pub struct Host {
     /// First byte of the heartbeat area.
     pub area: u64,
     /// Keeps nodes from the LUN.
-    pub fence: FenceCommand,
+    pub fencing: Fencing,
     /// Former processes of this node that may have used the LUN, all ended: what the kernel still does for them is awaited.
     pub former: Vec<Mark>,
 }
@@ -133,6 +137,8 @@ pub struct Shell {
     wish: u64,
     /// A revision whose epoch is older than the LUN's, and since when.
     outdated: Option<(u64, Nanos)>,
+    /// When the key was looked for.
+    checked: Nanos,
 }
 
 /// What the threads use.
@@ -144,6 +150,8 @@ struct Shared {
     heart: Mutex<Heart>,
     /// The number of the heartbeat that goes on; 0: none.
     beating: AtomicU64,
+    /// A thread looks for the key.
+    is_checking: AtomicBool,
     /// Failures of each action.
     failures: Mutex<BTreeMap<String, Failures>>,
     /// The last record.
@@ -195,6 +203,7 @@ impl Shell {
             mounted: Mutex::default(),
             heart: Mutex::default(),
             beating: AtomicU64::new(0),
+            is_checking: AtomicBool::new(false),
             failures: Mutex::default(),
             record: Mutex::default(),
             is_over: AtomicBool::new(false),
@@ -210,6 +219,7 @@ impl Shell {
             has_left: false,
             wish: 0,
             outdated: None,
+            checked: Nanos::now(),
         }
     }
 
@@ -219,10 +229,23 @@ impl Shell {
         self.claim.phase()
     }
 
-    /// Begins again what could not be begun.
+    /// Keeps nodes from the LUN.
+    #[must_use]
+    pub fn fencing(&self) -> &Fencing {
+        &self.shared.host.fencing
+    }
+
+    /// Begins again what could not be begun, and looks from time to time whether this node is still registered.
     pub fn tick(&mut self) {
         for action in std::mem::take(&mut self.waiting) {
             self.start(action);
+        }
+        let is_due =
+            self.is_admitted() && self.fencing().has_key() && Nanos::now() >= self.checked + CHECK_EVERY;
+        if is_due && !self.shared.is_checking.swap(true, Ordering::Relaxed) {
+            let admission = self.admission;
+            self.checked = Nanos::now();
+            self.begin(move |shared| shared.check_key(admission));
         }
     }
 
@@ -488,8 +511,8 @@ impl Shared {
     }
 
     fn is_vacated(&self) -> Result<(), String> {
-        let Host { former, lun, fence, .. } = &self.host;
-        fence.await_none().map_err(|error| format!("{}: {error}", fence.lock.display()))?;
+        let Host { former, lun, fencing, .. } = &self.host;
+        fencing.await_no_admission()?;
         for mark in former {
             match mark.probe(lun).map_err(|error| error.to_string())? {
                 Trace::Gone => {}
@@ -503,15 +526,25 @@ impl Shared {
     }
 
     fn admit(&self, number: u64) {
-        let Host { fence, name, me, .. } = &self.host;
-        let target = Target { name: name.clone(), node: me.node, incarnation: me.incarnation };
-        match fence.admit(&target) {
+        match self.host.fencing.admit(&self.host.name) {
             Ok(()) => self.succeed("admit", Event::Admitted { number }),
-            Err(error) => {
-                self.fail("admit", error.to_string());
+            Err(text) => {
+                self.fail("admit", text);
                 self.answer(Event::NotAdmitted { number });
             }
         }
+    }
+
+    fn check_key(&self, admission: u64) {
+        match self.host.fencing.check() {
+            Ok(()) => self.is_well("check"),
+            Err(error @ ReservationError::NotRegistered { .. }) => {
+                self.notice(error.to_string());
+                self.answer(Event::Lost { admission });
+            }
+            Err(error) => self.fail("check", error.to_string()),
+        }
+        self.is_checking.store(false, Ordering::Relaxed);
     }
 
     fn fence(&self, process: Process<u64>, target: Result<Target, String>, epoch: u64) {
@@ -523,10 +556,7 @@ impl Shared {
             is_mine && record.mounts.contains(&process) && !self.is_over()
         };
         for attempt in 1.. {
-            let fenced = target.clone();
-            let fenced = fenced
-                .and_then(|target| self.host.fence.fence(&target, epoch).map_err(|error| error.to_string()));
-            match fenced {
+            match self.host.fencing.fence(process, target.clone(), epoch, || self.is_over()) {
                 Ok(()) => return self.succeed(&action, Event::Fenced { process, epoch }),
                 Err(text) => self.fail(&action, text),
             }
