@@ -198,12 +198,8 @@ impl Operations {
         }
         let stood = self.each(records, number, BarrierStep::Lower).await;
         for (record, stood) in records.iter().zip(stood) {
-            let moved = || {
-                let message = format!("disk {} has not stood still while it was copied", record.name);
-                let hint = "it was opened or moved meanwhile, or its storage is slow; try again";
-                ApiError::new(ApiErrorKind::Unavailable, message).hint(hint)
-            };
-            result = result.and(stood.and_then(|stood| if stood { Ok(()) } else { Err(moved()) }));
+            let stood = stood.and_then(|stood| if stood { Ok(()) } else { Err(has_moved(record)) });
+            result = result.and(stood);
         }
         let done = blocking(move || match &result {
             Ok(()) => finish_all(&*files, unfinished).map(Ok),
@@ -220,24 +216,15 @@ impl Operations {
     /// Waits until no disk's backing changes any more. Several disks do so as of one time: between the last one's hold and the first
     /// one's release no client of any of them hears of anything, and each barrier was raised with its hold.
     async fn stand_still(&self, records: &[DiskRecord], number: u64) -> Answer<()> {
-        if records.len() == 1 {
-            return self
-                .each(records, number, BarrierStep::Raise)
-                .await
-                .into_iter()
-                .map(|one| one.map(drop))
-                .collect();
+        if let [record] = records {
+            let stands = self.step_of(record, number, BarrierStep::Raise).await?;
+            return if stands { Ok(()) } else { Err(has_moved(record)) };
         }
-        for held in self.each(records, number, BarrierStep::Hold).await {
-            held?;
-        }
-        for (record, was_held) in records.iter().zip(self.each(records, number, BarrierStep::Release).await) {
-            if !was_held? {
-                let message = format!(
-                    "the clients of disk {} went on before those of all others were held",
-                    record.name
-                );
-                return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
+        for step in [BarrierStep::Hold, BarrierStep::Release] {
+            for (record, stands) in records.iter().zip(self.each(records, number, step).await) {
+                if !stands? {
+                    return Err(has_moved(record));
+                }
             }
         }
         Ok(())
@@ -490,6 +477,12 @@ impl Operations {
             _ => Ok(self.lives_elsewhere(record)),
         }
     }
+}
+
+fn has_moved(record: &DiskRecord) -> ApiError {
+    let message = format!("disk {} has not stood still while it was copied", record.name);
+    ApiError::new(ApiErrorKind::Unavailable, message)
+        .hint("it was opened or moved meanwhile, or it or its storage is slow; try again")
 }
 
 fn late(record: &DiskRecord) -> ApiError {
