@@ -145,3 +145,56 @@ impl Fencing {
         self.command.locked().map_err(|error| format!("{}: {error}", self.command.lock.display()))
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::path::{Path, PathBuf};
+    use std::time::Duration;
+
+    use super::*;
+
+    const VOLUME: VolumeId = VolumeId([7; 16]);
+    const ME: Process<u64> = Process { node: 1, incarnation: 1 };
+    const OTHER: Process<u64> = Process { node: 2, incarnation: 1 };
+
+    fn fencing(directory: &Path, lun: PathBuf, program: Option<&str>) -> Fencing {
+        let wait = Duration::from_secs(1);
+        let reservations = Reservations { is_on: true, lun: lun.clone(), key: Key::new(VOLUME, ME), wait };
+        let command = FenceCommand {
+            program: program.map(PathBuf::from),
+            limit: Duration::from_secs(10),
+            volume: "v".into(),
+            lun,
+            lock: directory.join("lock"),
+        };
+        Fencing::new(VOLUME, ME, reservations, command)
+    }
+
+    fn fence(fencing: &Fencing) -> Result<(), String> {
+        let target = Target { name: "n2".into(), node: OTHER.node, incarnation: OTHER.incarnation };
+        fencing.fence(OTHER, Ok(target), 1, || false)
+    }
+
+    #[test]
+    fn where_the_lun_does_not_keep_a_node_away_the_command_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let (absent, file) = (directory.path().join("absent"), directory.path().join("file"));
+        std::fs::write(&file, "").unwrap();
+        // A path that does not answer, and one that has no reservations.
+        for lun in [&absent, &file] {
+            fence(&fencing(directory.path(), lun.clone(), Some("/bin/true"))).unwrap();
+        }
+        let text = fence(&fencing(directory.path(), absent.clone(), Some("/bin/false"))).unwrap_err();
+        assert!(text.contains("absent") && text.ends_with("fence n2` failed (exit code 1)"), "{text}");
+        let text = fence(&fencing(directory.path(), file.clone(), None)).unwrap_err();
+        assert!(text.contains("confirm-fenced v n2"), "{text}");
+        let of = |lun: &PathBuf, program| fencing(directory.path(), lun.clone(), program);
+        of(&file, Some("/bin/true")).admit("n1").unwrap();
+        assert_eq!(of(&file, Some("/bin/true")).tier(), Tier::Command);
+        assert_eq!(of(&file, None).tier(), Tier::Operator);
+        // A node that cannot tell whether it is registered is not admitted.
+        let text = of(&absent, Some("/bin/true")).admit("n1").unwrap_err();
+        assert!(text.contains("absent"), "{text}");
+    }
+}
