@@ -12,7 +12,7 @@ ONLY ?=
 # Where cargo puts programs.
 TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 
-.PHONY: help setup build release demo cluster-demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak etcd-faults lun-faults drain \
+.PHONY: help setup build release demo cluster-demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak etcd-faults lun-faults snapshots drain \
   histories heal join fill-picture neighbours \
   power-soak fuzz fuzz-check deny clean clean-room
 
@@ -89,6 +89,11 @@ lun-faults: ROUNDS ?= 100
 lun-faults: setup release ## ROUNDS=100 random faults of a volume on a LUN, on XFS and on ext4, under verified load, SEED=n (as root)
 	WEIR_PROGRAM=$(TARGET)/release/weir \
 	  $(CARGO) run --release -p weir-lab --example lun_faults -- --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+
+snapshots: ROUNDS ?= 200
+snapshots: setup release ## ROUNDS=200 clones of a golden image, and as many snapshots of a disk under verified load (as root)
+	WEIR_ROUNDS=$(ROUNDS) WEIR_PROGRAM=$(TARGET)/release/weir \
+	  $(CARGO) test --release -p weir-lab --test snapshots -- --nocapture a_disk_under_load a_golden_image
 
 drain: DISKS ?= 200
 drain: setup release ## a node with DISKS=200 disks under load is drained and resumed: times, and the longest stall of each guest

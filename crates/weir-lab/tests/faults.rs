@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use common::{alone, program};
 use weir_block::size::Size;
-use weir_lab::fault::confusion::{self, Case, Judged, Plant, Programs};
+use weir_lab::fault::confusion::{self, Judged, Plant, Programs};
 use weir_lab::fault::orders::Order;
 use weir_lab::fault::stack::{DISK, Stack};
 use weir_lab::fault::{At, Faults, LinkFaults};
@@ -89,27 +89,13 @@ fn two_dispatching_threads_cost_a_sequential_writer_more_than_nine_tenths() {
     assert!((230.0..400.0).contains(&before[3]), "a disk of 15 000 revolutions: {before:?}");
 }
 
-/// Two of the cases of `make confusion`.
-///
-/// On a machine that others keep busy the finder may see that before it sees what was planted, and says so: that is true.
-/// Anything else that was not planted is wrong.
+/// One of the cases of `make confusion`: the cause, and the layer above the backing.
 #[test]
 fn the_finder_names_what_was_planted() {
     let _turn = alone();
     let programs = Programs { weir: program().to_owned(), node: NODE.into(), reports: None };
-    let cases: Vec<_> = [Plant::OrderLost, Plant::OneInFlight]
-        .into_iter()
-        .map(|plant| confusion::run(plant, &programs, 1).unwrap())
-        .collect();
-    let processors = std::thread::available_parallelism().unwrap().get() as f64;
-    let true_of_the_machine = |case: &Case| {
-        case.load_average > processors && ["processor", "generator"].contains(&case.named.as_str())
-    };
-    let fine = |case: &Case| case.judged == Judged::Right || true_of_the_machine(case);
-    eprintln!("{}", confusion::matrix(&cases));
-    assert!(cases.iter().all(fine), "{cases:#?}");
-    // The cause, and the layer above the backing.
-    assert!(cases[0].judged == Judged::Right, "{cases:#?}");
+    let case = confusion::run(Plant::OrderLost, &programs, 1).unwrap();
+    assert!(case.judged == Judged::Right, "{case:#?}");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Snapshots of disks in use, and disks that begin as one: each is the disk at one point in time (P5), with everything that was acknowledged before.
+//! Snapshots of disks in use, and disks that begin as one: each is the disk at one point in time (P5), with everything that was acknowledged
+//! before. `WEIR_ROUNDS` sets the number of clones, and of snapshots under load.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -9,6 +10,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::lun::LunBench;
+use common::rounds::soak;
 use common::{Bench, DISK, SIZE, alone, during, new_history, seed};
 use support::filesystem::SmallFilesystem;
 use weir_block::Nanos;
@@ -298,14 +300,15 @@ fn a_disk_under_load_stays_what_it_is_while_snapshots_come_and_go() {
     let pool = LunBench::up(3, "xfs", "write-back+1", |_| {});
     let (mut load, ()) = during(pool.bench.load(new_history(seed), seed), Duration::from_secs(1), || {
         let client = pool.bench.lab.any_client().unwrap();
-        for round in 0..6 {
+        for round in 0..soak().unwrap_or(6) {
             let name = format!("s{round}");
             client
                 .create_snapshot(DISK, &name, &[])
                 .unwrap_or_else(|error| panic!("{error:?}{}", pool.bench.logs()));
             thread::sleep(Duration::from_millis(300));
-            if round % 2 == 0 {
-                client.delete_snapshot(DISK, &name, false).unwrap();
+            // Two stay at a time.
+            if round >= 2 {
+                client.delete_snapshot(DISK, &format!("s{}", round - 2), false).unwrap();
             }
         }
     });
@@ -344,16 +347,17 @@ fn a_golden_image_is_closed_and_has_many_clones() {
     drop(guest);
     client.create_snapshot(DISK, "v1", &[]).unwrap();
     let began = Nanos::now();
-    for number in 0..40 {
+    let clones = soak().unwrap_or(40);
+    for number in 0..clones {
         client.clone_disk(DISK, &clone_of(&format!("vm{number}"), Some("v1"))).unwrap();
     }
-    eprintln!("40 clones in {:?}", Nanos::now() - began);
-    for name in ["vm0", "vm39"] {
-        client.export(name, &Export::default()).unwrap();
-        assert_eq!(last_write(lab, name), BLOCKS);
+    eprintln!("{clones} clones in {:?}", Nanos::now() - began);
+    for name in ["vm0".to_owned(), format!("vm{}", clones - 1)] {
+        client.export(&name, &Export::default()).unwrap();
+        assert_eq!(last_write(lab, &name), BLOCKS);
     }
     let twice = client.clone_disk(DISK, &clone_of("vm0", Some("v1"))).unwrap_err();
     assert_eq!(twice.kind, ApiErrorKind::Exists, "{twice:?}");
-    let absent = client.clone_disk(DISK, &clone_of("vm40", Some("v2"))).unwrap_err();
+    let absent = client.clone_disk(DISK, &clone_of("another", Some("v2"))).unwrap_err();
     assert_eq!(absent.kind, ApiErrorKind::NotFound, "{absent:?}");
 }

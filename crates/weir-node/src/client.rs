@@ -35,7 +35,7 @@ use crate::cluster::views::{
 pub use crate::https::HTTPS;
 use crate::https::{self, FORWARDED, NoAnswer};
 use crate::identity::{NodeIdentity, WallClock};
-use crate::operations::snapshots::SNAPSHOT;
+use crate::shard::barrier::{HELD, REACHED};
 
 /// Longest answer that is read, in bytes.
 const LONGEST_ANSWER: usize = 64 << 20;
@@ -570,6 +570,9 @@ impl Client {
         }
     }
 }
+
+/// Longest time that a snapshot takes: until the backing has what the log has, and the copy.
+pub(crate) const SNAPSHOT: Duration = Duration::from_secs(REACHED.as_secs() + HELD.as_secs() + 15);
 
 /// The header of a request between nodes that names the intended process ([`NodeRef`]). Any other process refuses the request.
 pub(crate) const INTENDED_FOR: &str = "weir-intended-for";

@@ -306,16 +306,18 @@ pub enum LabCommand {
 /// What an operator has to provide for a volume on a LUN.
 const FENCE_COMMAND: &str = "\
 A volume on a LUN: a LUN of at least 320MiB, and lun.fence_command in each node's configuration, a program that keeps a failed node from it:
-  COMMAND fence NODE   exit 0: NODE can neither read nor write the LUN, and nothing that it has issued is on its way there
-  COMMAND admit NODE   exit 0: NODE, on which it runs, reads and writes the LUN again
+  COMMAND fence NODE   exit 0: NODE can neither read nor write the LUN, and
+                       nothing that it has issued is on its way there
+  COMMAND admit NODE   exit 0: NODE, on which it runs, reads and writes the LUN
 Its environment:
   WEIR_VOLUME       the volume
   WEIR_LUN          the LUN's path on the node that runs it, not on NODE
   WEIR_NODE         a number for NODE, by which the heartbeat area knows it
   WEIR_INCARNATION  the process of NODE that is fenced, or admitted
   WEIR_EPOCH        with fence: the epoch of the coordination that asks for it
-Any other exit code is a failure; its reason is the last line on standard error. Without such a program, switch a failed node off, then
-`weir volume confirm-fenced VOLUME NODE`.";
+
+Any other exit code is a failure; its reason is the last line on standard error. Without such a program, switch a failed node off, then `weir \
+volume confirm-fenced VOLUME NODE`.";
 
 #[derive(Debug, Subcommand)]
 pub enum VolumeCommand {

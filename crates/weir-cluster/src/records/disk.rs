@@ -8,7 +8,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::limit::Limit;
-use super::{Medium, NodeRef, Record, RecordError, check_name};
+use super::{Medium, NodeRef, Record, RecordError, check_name, is_zero};
 use crate::right::{GrantSet, MAX_GUARDS};
 
 /// Maximum number of replicas of a write log.
@@ -126,10 +126,6 @@ pub enum Source {
         /// Its absolute path.
         path: PathBuf,
     },
-}
-
-pub(super) fn is_zero(number: &u64) -> bool {
-    *number == 0
 }
 
 /// The effective mode, as opposed to the requested policy.

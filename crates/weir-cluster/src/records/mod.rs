@@ -30,6 +30,10 @@ pub const VERSION: u64 = 1;
 /// Longest name of a node, volume or disk, in bytes.
 pub const MAX_NAME: usize = 64;
 
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 /// The reason why a record cannot be read or must not be written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {

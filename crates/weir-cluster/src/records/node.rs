@@ -8,8 +8,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::disk::is_zero;
-use super::{Medium, Record, RecordError, check_name};
+use super::{Medium, Record, RecordError, check_name, is_zero};
 use crate::machine::Machine;
 
 /// One process of a node. A restarted node is the same node and another process: the former one's RAM and rights are gone, its

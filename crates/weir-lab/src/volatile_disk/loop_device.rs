@@ -30,9 +30,24 @@ impl LoopDevice {
     /// # Errors
     /// One of them is missing or refuses.
     pub fn attach(file: &Path) -> Result<LoopDevice, LabError> {
+        LoopDevice::with_sectors(file, 512)
+    }
+
+    /// As [`LoopDevice::attach`], with sectors of 512 or 4096 bytes.
+    ///
+    /// # Errors
+    /// As [`LoopDevice::attach`].
+    pub fn with_sectors(file: &Path, bytes: u32) -> Result<LoopDevice, LabError> {
+        let sectors = format!("--sector-size={bytes}");
         let shown = run(
             "losetup",
-            ["--find".as_ref(), "--show".as_ref(), "--direct-io=on".as_ref(), file.as_os_str()],
+            [
+                "--find".as_ref(),
+                "--show".as_ref(),
+                "--direct-io=on".as_ref(),
+                sectors.as_ref(),
+                file.as_os_str(),
+            ],
         )?;
         let path = PathBuf::from(shown.trim());
         let file = backing_file(&path)

@@ -157,7 +157,8 @@ impl LunBench {
             path: luns.path(1).to_owned(),
             format: Some(format.into()),
             identity: None,
-            destroy: false,
+            // Another test may have written to it.
+            destroy: true,
         };
         let refused = client.create_volume(&wanted).unwrap_err();
         let plan = client.plan_volume(&wanted).unwrap();

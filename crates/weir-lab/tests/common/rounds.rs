@@ -41,11 +41,15 @@ impl Setup {
     }
 }
 
+/// `WEIR_ROUNDS`, of a long run.
+pub fn soak() -> Option<u64> {
+    std::env::var("WEIR_ROUNDS").ok().and_then(|rounds| rounds.parse().ok())
+}
+
 /// The number of rounds of a test: `otherwise`, or this test's part of `WEIR_ROUNDS`, the number for all tests of rounds
 /// together: `of_forty` out of forty.
 pub fn rounds(otherwise: u64, of_forty: u64) -> u64 {
-    let all: Option<u64> = std::env::var("WEIR_ROUNDS").ok().and_then(|rounds| rounds.parse().ok());
-    all.map_or(otherwise, |all| (all * of_forty).div_ceil(40))
+    soak().map_or(otherwise, |all| (all * of_forty).div_ceil(40))
 }
 
 /// The events in the rounds of one test.

@@ -24,6 +24,11 @@ pub struct Plugged {
 impl Plugged {
     /// Shows the export under `at`, a directory of its own.
     pub fn plug(uri: &Uri, at: &Path) -> Plugged {
+        Plugged::with_sectors(uri, at, 512)
+    }
+
+    /// As [`Plugged::plug`], with sectors of 512 or 4096 bytes, as the disk has.
+    pub fn with_sectors(uri: &Uri, at: &Path, sectors: u32) -> Plugged {
         fs::create_dir_all(at).unwrap();
         // In the foreground, so that its process is known. One connection, as QEMU has.
         let mut command = Command::new("nbdfuse");
@@ -36,7 +41,7 @@ impl Plugged {
         let said =
             || format!("nbdfuse does not show {uri}: {}", fs::read_to_string(&log).unwrap_or_default());
         await_some(SOON, there, said);
-        plugged.device = Some(LoopDevice::attach(&at.join("nbd")).unwrap());
+        plugged.device = Some(LoopDevice::with_sectors(&at.join("nbd"), sectors).unwrap());
         plugged
     }
 

@@ -23,6 +23,7 @@ mod ram;
 mod rig;
 mod server;
 mod site;
+mod snapshot;
 #[path = "../support/mod.rs"]
 mod support;
 mod verified;

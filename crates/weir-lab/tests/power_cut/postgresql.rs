@@ -21,19 +21,25 @@ use crate::{cuts, happens, survivors};
 const CLIENTS: u32 = 3;
 
 /// Money neither comes nor goes: the sums of pgbench's tables are equal in every state that its transactions leave.
-const SUMS: &str = "SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM pgbench_tellers), \
+pub const SUMS: &str = "SELECT (SELECT sum(abalance) FROM pgbench_accounts), (SELECT sum(tbalance) FROM pgbench_tellers), \
                     (SELECT sum(bbalance) FROM pgbench_branches), (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
 
 /// A cluster with the tables that the clients need.
 fn set_up(mount: &Path, home: &Path) -> Server {
     Server::make_cluster(mount);
     let server = Server::start(mount, home);
+    set_up_tables(&server, &[]);
+    server
+}
+
+/// The tables of the clients that remember, and those of pgbench.
+pub fn set_up_tables(server: &Server, options: &[&str]) {
     assert_eq!(server.query("SHOW data_checksums"), "on");
     assert_eq!(server.query("SHOW fsync"), "on");
     server.query("CREATE TABLE answered (client int, number bigint, PRIMARY KEY (client, number))");
-    let made = server.pgbench(&["-i", "-s", "1", "-q"]).stderr(Stdio::null()).status().unwrap();
+    let options = [&["-i", "-s", "1", "-q"], options].concat();
+    let made = server.pgbench(&options).stderr(Stdio::null()).status().unwrap();
     assert!(made.success(), "pgbench cannot set up its tables");
-    server
 }
 
 /// Every answered insert is there, and at most the one in flight as well.

@@ -13,6 +13,7 @@ use weir_lab::process::ProcessState;
 use weir_nbd::Uri;
 use weir_nbd::client::{NbdClient, NbdError, Options};
 
+use common::rounds::soak;
 use common::{Bench, DISK, SOON};
 
 #[path = "../common/mod.rs"]
@@ -26,11 +27,6 @@ mod support;
 
 /// The registry forgets a silent node after this time, unless a test sets another.
 const TTL: Duration = Duration::from_secs(1);
-
-/// `WEIR_ROUNDS`, when this is the soak.
-fn soak() -> Option<u64> {
-    std::env::var("WEIR_ROUNDS").ok().and_then(|rounds| rounds.parse().ok())
-}
 
 /// A new connection to a node's export of the disk, which is given up on after a while.
 fn connect(bench: &Bench, node: &str, timeout: Duration) -> Result<NbdClient, NbdError> {

@@ -318,10 +318,16 @@ async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str
 /// # Errors
 /// That, or there is no such volume.
 pub async fn check_former(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
-    if record.former.is_empty() || node.volume(&record.volume).await?.kind != VolumeKind::Lun {
+    if node.volume(&record.volume).await?.kind != VolumeKind::Lun {
         return Ok(());
     }
     let name = &record.name;
+    // An owner that is gone is not a former one before another node has taken the disk over.
+    let gone = record.owner.as_ref().filter(|owner| **owner != node.session.node_ref());
+    let is_gone = gone.is_some_and(|owner| !node.records.has_stopped(owner));
+    if record.former.is_empty() && !is_gone {
+        return Ok(());
+    }
     let message = format!("former owners of disk {name} may still write to its blocks on the LUN");
     let hint = format!("`weir disk export {name}` opens it; when it is closed again, it can be deleted");
     Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))

@@ -30,6 +30,8 @@ use crate::control::{Node, lun_disks};
 /// Pause between two looks for the LUN, and the rhythm of decisions.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_secs(1);
+/// Longest wait until a key is taken back.
+const LEAVE: Duration = Duration::from_secs(5);
 /// Pauses before another proposal: after a refusal, and when there was no answer.
 const REFUSED: Duration = Duration::from_millis(100);
 const UNANSWERED: Duration = Duration::from_secs(1);
@@ -253,13 +255,22 @@ impl Task {
             && !self.readable(records).is_some_and(|(_, record)| names_me(&record))
     }
 
-    /// Nothing of this process uses the LUN any more.
+    /// Nothing of this process uses the LUN any more. Its key stays while there is the volume: with the last key the reservation would end,
+    /// and a node that is fenced could write again (I5). The next process of this node takes the key's place.
     async fn leave(&self) {
-        let fencing = self.shell.fencing().clone();
-        let left = tokio::task::spawn_blocking(move || fencing.leave()).await;
-        if let Ok(Err(error)) = left {
-            tracing::warn!(error, volume = self.volume.name, "this node's key stays registered on the LUN");
+        if self.node.records.volumes.now().get(&self.volume.name).is_some_and(|one| one.id == self.volume.id)
+        {
+            return;
         }
+        let fencing = self.shell.fencing().clone();
+        let left = tokio::task::spawn_blocking(move || fencing.leave());
+        // Others wait for the end of this task, and the LUN may never answer.
+        let error = match tokio::time::timeout(LEAVE, left).await {
+            Ok(Ok(Err(error))) => error,
+            Ok(_) => return,
+            Err(_) => format!("the LUN has not answered for {LEAVE:?}"),
+        };
+        tracing::warn!(error, volume = self.volume.name, "this node's key stays registered on the LUN");
     }
 
     fn step(&mut self, event: Event<u64>) {

@@ -44,7 +44,7 @@ impl Operations {
             }
             record => record?,
         };
-        self.check_no_snapshots(name).await?;
+        self.check_no_snapshots(&record).await?;
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return self.forward(&owner, name, "delete", &wanted).await;
         }
@@ -87,10 +87,22 @@ impl Operations {
         Ok(deleted)
     }
 
-    /// Before its clients lose it for nothing. Whoever removes the file looks again.
-    async fn check_no_snapshots(&self, name: &str) -> Answer<()> {
-        let found = tokio::time::timeout(SNAPSHOTS, self.snapshots(name)).await;
-        let Ok(Ok(Snapshots { snapshots })) = found else { return Ok(()) };
+    /// Before its clients lose it for nothing. In a directory, whoever removes the file looks again; on a LUN, a later coordinator
+    /// removes the file, and the snapshots would be those of the next disk of the name.
+    async fn check_no_snapshots(&self, record: &DiskRecord) -> Answer<()> {
+        let name = &record.name;
+        let found = tokio::time::timeout(SNAPSHOTS, self.snapshots(name)).await.unwrap_or_else(|_| {
+            let message = format!("disk {name}: whether it has snapshots is not known after {SNAPSHOTS:?}");
+            Err(ApiError::new(ApiErrorKind::Unavailable, message)
+                .hint("check the volume's storage; try again"))
+        });
+        let Snapshots { snapshots } = match found {
+            Ok(found) => found,
+            Err(error) if self.node.volume(&record.volume).await?.kind == VolumeKind::Lun => {
+                return Err(error);
+            }
+            Err(_) => return Ok(()),
+        };
         let names: Vec<String> = snapshots.into_iter().map(|one| one.name).collect();
         provisioning::check_no_snapshots(name, &names)
     }
@@ -125,8 +137,8 @@ impl Operations {
             ));
         };
         match self.forward::<Deleted>(&coordinator, name, "delete", wanted).await {
-            // The coordinator looks for such files by itself.
-            Err(error) if error.kind == ApiErrorKind::NotFound => Ok(()),
+            // The coordinator looks for such files by itself, also one on another host, which takes this from nobody but an operator.
+            Err(error) if error.kind == ApiErrorKind::NotFound || error.elsewhere.is_some() => Ok(()),
             removed => removed.map(drop),
         }
     }

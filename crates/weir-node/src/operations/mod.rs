@@ -8,7 +8,7 @@ mod luns;
 mod measured;
 mod nodes;
 mod owners;
-pub mod snapshots;
+mod snapshots;
 mod views;
 mod volumes;
 

@@ -20,15 +20,13 @@ use crate::api::{
     ApiError, ApiErrorKind, Barrier, BarrierStep, BarrierStood, CloneDisk, CreateDisk, CreateSnapshot,
     DeleteSnapshot, DiskView, SnapshotView, Snapshots,
 };
+use crate::client::SNAPSHOT;
 use crate::control::node::{blocking, random, unavailable, volume_error};
 use crate::control::provisioning::{Files, Origin, to_its_end};
 use crate::control::{Node, lun_disks};
 use crate::shard::barrier::{HELD, REACHED};
 use crate::shard::messages::{Command, ServedChange};
 use crate::timestamps::rfc3339;
-
-/// Longest time that a snapshot takes, seen from another node or a client.
-pub const SNAPSHOT: Duration = Duration::from_secs(REACHED.as_secs() + HELD.as_secs() + 15);
 
 /// Most disks of which snapshots are made at one point.
 const MOST_DISKS: usize = 64;

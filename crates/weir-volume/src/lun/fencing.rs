@@ -99,7 +99,8 @@ impl Fencing {
         Ok(())
     }
 
-    /// Has a node fenced, in an epoch. `target`: what the command gets; a reservation needs no name. `is_over`: nobody waits for it any more.
+    /// Has a node fenced, in an epoch. `target`: what the command gets; a reservation needs no name. `is_over`: nobody waits for it any more, and it is not to
+    /// happen.
     ///
     /// # Errors
     /// In words. The node may be fenced, or be fenced later.
@@ -114,10 +115,14 @@ impl Fencing {
             let fenced = self.command.fence(&target, epoch);
             fenced.map_err(|error| error.to_string())
         };
-        match self.reservations.fence(Key::new(self.volume, process), process.node, is_over) {
+        match self.reservations.fence(Key::new(self.volume, process), process.node, &is_over) {
             Ok(()) => Ok(()),
+            Err(error) if is_over() => Err(error.to_string()),
             Err(ReservationError::Unused) => target.and_then(by_command),
-            Err(error) => target.and_then(by_command).map_err(|text| format!("{error}; {text}")),
+            Err(error) if error.asks_for_command() => {
+                target.and_then(by_command).map_err(|text| format!("{error}; {text}"))
+            }
+            Err(error) => Err(error.to_string()),
         }
     }
 

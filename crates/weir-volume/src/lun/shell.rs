@@ -527,7 +527,10 @@ impl Shared {
 
     fn admit(&self, number: u64) {
         match self.host.fencing.admit(&self.host.name) {
-            Ok(()) => self.succeed("admit", Event::Admitted { number }),
+            Ok(()) => {
+                self.is_well("check");
+                self.succeed("admit", Event::Admitted { number });
+            }
             Err(text) => {
                 self.fail("admit", text);
                 self.answer(Event::NotAdmitted { number });
@@ -539,7 +542,10 @@ impl Shared {
         match self.host.fencing.check() {
             Ok(()) => self.is_well("check"),
             Err(error @ ReservationError::NotRegistered { .. }) => {
-                self.notice(error.to_string());
+                let text = error.to_string();
+                if !self.told("check", &text).is_empty() {
+                    self.notice(text);
+                }
                 self.answer(Event::Lost { admission });
             }
             Err(error) => self.fail("check", error.to_string()),
@@ -556,7 +562,7 @@ impl Shared {
             is_mine && record.mounts.contains(&process) && !self.is_over()
         };
         for attempt in 1.. {
-            match self.host.fencing.fence(process, target.clone(), epoch, || self.is_over()) {
+            match self.host.fencing.fence(process, target.clone(), epoch, || !is_asked()) {
                 Ok(()) => return self.succeed(&action, Event::Fenced { process, epoch }),
                 Err(text) => self.fail(&action, text),
             }

@@ -236,11 +236,16 @@ fn suitable(device: &File, lun: &Path) -> Result<Superblock, FilesystemError> {
 fn patiently<T>(attempt: impl Fn() -> Result<T, FilesystemError>) -> Result<T, FilesystemError> {
     for _ in 0..BUSY_ATTEMPTS {
         match attempt() {
-            Err(error) if error.is_busy() => std::thread::sleep(BUSY_PAUSE),
+            Err(error) if error.is_busy() || is_unmounting(&error) => std::thread::sleep(BUSY_PAUSE),
             done => return done,
         }
     }
     attempt()
+}
+
+/// XFS takes no filesystem of the same identity twice on a host, and on another path to the LUN an unmount of this host may still be under way.
+fn is_unmounting(error: &FilesystemError) -> bool {
+    matches!(error, FilesystemError::Mount { kind: Kind::Xfs, source, .. } if source.raw_os_error() == Some(libc::EINVAL))
 }
 
 fn mount(lun: &Path, kind: Kind) -> Result<OwnedFd, FilesystemError> {

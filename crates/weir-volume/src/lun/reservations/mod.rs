@@ -43,8 +43,8 @@ pub enum ReservationError {
     },
     /// Other programs, another cluster, or a former volume.
     #[error(
-        "{} has {what} that this volume has not made: make sure that nothing else uses the LUN, and remove it (sg_persist --out --clear), \
-         or set lun.reservations = \"off\" on every node", .lun.display()
+        "{} has {what} that this volume has not made: make sure that nothing else uses the LUN, and remove it (sg_persist --out --preempt with that key; \
+         --clear would lift every fence, too), or set lun.reservations = \"off\" on every node", .lun.display()
     )]
     Foreign {
         /// The LUN.
@@ -90,6 +90,25 @@ pub enum ReservationError {
     /// The user is gone.
     #[error("the fence is not wanted any more")]
     Over,
+}
+
+impl ReservationError {
+    /// Whether the reservation does not keep a node away that is still to be fenced, so that a command has to. Not if this node is fenced
+    /// itself, or may not use the LUN: such a node fences nobody. Nor if the other one has just been admitted again.
+    pub(super) fn asks_for_command(&self) -> bool {
+        match self {
+            ReservationError::Unused
+            | ReservationError::Device(_)
+            | ReservationError::SameBits { .. }
+            | ReservationError::StillThere { failure: Some(_), .. } => true,
+            ReservationError::StillThere { failure: None, .. }
+            | ReservationError::Foreign { .. }
+            | ReservationError::Left { .. }
+            | ReservationError::NotRegistered { .. }
+            | ReservationError::SwitchedOff { .. }
+            | ReservationError::Over => false,
+        }
+    }
 }
 
 fn after_colon(failure: Option<&DeviceError>) -> String {

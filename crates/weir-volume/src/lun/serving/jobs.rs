@@ -5,6 +5,7 @@ use std::sync::Arc;
 use weir_block::{Buffer, Code, ErrorKind, IoError, Reactor, WriteSource};
 
 use super::file_work::{Layout, WorkFile};
+use super::peer::PeerError;
 use super::{Done, Flush, PANICKED, ServedDisk, Slot, Waiting, Working};
 use crate::lun::coordinator::{self, Job};
 use crate::lun::leases::{Lease, Piece};
@@ -174,8 +175,12 @@ impl ServedDisk {
         let done = result.map_err(|errno| IoError::from_errno(errno, "I/O of the volume's coordinator"));
         match self.slots.get(slot) {
             Some(Slot::Flush(_)) => {
+                if let Err(error) = done {
+                    self.hold_answer_if_fenced(reactor, error);
+                }
                 if let Slot::Flush(Flush { id, connection }) = self.slots.remove(slot)
                     && connection == self.connection
+                    && self.peer.is_there()
                 {
                     self.peer.send(ToOwner::Flushed { id, result: done.map(drop) });
                 }
@@ -278,7 +283,17 @@ impl ServedDisk {
             return;
         }
         let Slot::Job(Working { job, what }) = self.slots.remove(slot) else { return };
+        if let Err(error) = &result {
+            self.hold_answer_if_fenced(reactor, *error);
+        }
         self.executed(reactor, job, result, if layout.is_empty() { self.known(what) } else { layout });
+    }
+
+    /// What a fenced node has to say of the storage is no answer.
+    fn hold_answer_if_fenced(&mut self, reactor: &mut Reactor, error: IoError) {
+        if matches!(error.errno, libc::EBADE | libc::EPERM) {
+            self.drop_peer(reactor, Some(&PeerError::Fenced(error)));
+        }
     }
 
     /// What is known of a job's range.

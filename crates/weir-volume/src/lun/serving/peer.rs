@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::io;
 
-use weir_block::{BufferPool, Interest, Reactor, Stream, Token};
+use weir_block::{BufferPool, Interest, IoError, Reactor, Stream, Token};
 use weir_net::ChannelError;
 
 use crate::lun::redirect::connection::Connection;
@@ -30,6 +30,9 @@ pub enum PeerError {
         /// The present one.
         now: u64,
     },
+    /// The LUN refuses this node's I/O: another one coordinates the volume by now, or soon. The owner goes there, and its guest waits (P9).
+    #[error("the LUN refuses the I/O of this node, which is fenced: {0}")]
+    Fenced(IoError),
 }
 
 /// How far a connection is.
