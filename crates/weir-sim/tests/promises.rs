@@ -5,7 +5,7 @@
 
 use weir_sim::{FAULTS, many, run};
 
-const SEEDS: u64 = 800;
+const SEEDS: u64 = 600;
 
 fn seeds() -> u64 {
     std::env::var("WEIR_SIM_SEEDS").ok().map_or(SEEDS, |text| text.parse().unwrap())

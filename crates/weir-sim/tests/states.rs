@@ -4,7 +4,7 @@
 use weir_sim::many_of;
 use weir_sim::nodes::{StateBug, run_states, run_without};
 
-const SEEDS: u64 = 150;
+const SEEDS: u64 = 100;
 
 /// Seeds that find every disabled rule. The rarest, `remove-only-copy`, has one in a thousand.
 const MOST: u64 = 1000;

@@ -98,10 +98,10 @@ impl Operations {
         });
         let Snapshots { snapshots } = match found {
             Ok(found) => found,
-            Err(error) if self.node.volume(&record.volume).await?.kind == VolumeKind::Lun => {
-                return Err(error);
+            Err(error) => {
+                let volume = self.node.volume(&record.volume).await;
+                return if volume.is_ok_and(|one| one.kind == VolumeKind::Lun) { Err(error) } else { Ok(()) };
             }
-            Err(_) => return Ok(()),
         };
         let names: Vec<String> = snapshots.into_iter().map(|one| one.name).collect();
         provisioning::check_no_snapshots(name, &names)
