@@ -1,8 +1,8 @@
 //! Snapshots of disks: files beside the disk's own that share its blocks (`FICLONE`; XFS and btrfs), as the disk was at one point in time.
 //!
 //! Snapshot `s` of disk `d` is the file `d@s.snap`. Names of disks have no `@`, so that no snapshot is taken for a disk. The file gets
-//! this name when it is complete and durable, so the directory is the whole truth about snapshots: there is no record of them elsewhere. Until then it
-//! has a name that ends with `.new`, and whoever made it may have ended: such files are removed by the next snapshot of the disk.
+//! this name when it is complete and durable, so the directory is the whole truth about snapshots: there is no record of them
+//! elsewhere. Until then it has a name that ends with `.new`, and whoever made it may have ended: such files are removed by the next snapshot of the disk.
 
 use std::fs::File;
 use std::io;
@@ -166,11 +166,12 @@ impl Unfinished {
         number: u64,
     ) -> Result<Unfinished, VolumeError> {
         let complete = file_of(disk, snapshot)?;
-        if files.list()?.iter().any(|entry| entry.name == complete) {
+        let all = files.list()?;
+        if all.iter().any(|entry| entry.name == complete) {
             let name = format!("{disk}@{snapshot}");
             return Err(VolumeError::Exists { name, path: files.path(&complete) });
         }
-        remove_unfinished(files, disk)?;
+        remove_unfinished_of(files, disk, &all)?;
         let name = format!("{disk}@{number:016x}{UNFINISHED}");
         let file = files.create(&name)?;
         Ok(Unfinished { disk: disk.to_owned(), snapshot: snapshot.to_owned(), name, file })
@@ -184,12 +185,7 @@ impl Unfinished {
         let complete = file_of(&self.disk, &self.snapshot)?;
         if let Err(error) = files.rename(&self.name, &complete) {
             let _ = files.remove(&self.name);
-            return Err(match error {
-                VolumeError::Exists { path, .. } => {
-                    VolumeError::Exists { name: format!("{}@{}", self.disk, self.snapshot), path }
-                }
-                error => error,
-            });
+            return Err(named(error, || format!("{}@{}", self.disk, self.snapshot)));
         }
         files.sync()?;
         let found = list(files, Some(&self.disk))?.into_iter().find(|one| one.name == self.snapshot);
@@ -211,8 +207,11 @@ impl Unfinished {
 /// The system's.
 pub fn remove_unfinished(files: &dyn Files, disk: &str) -> Result<(), VolumeError> {
     check_name(disk)?;
+    remove_unfinished_of(files, disk, &files.list()?)
+}
+
+fn remove_unfinished_of(files: &dyn Files, disk: &str, all: &[Entry]) -> Result<(), VolumeError> {
     let own = format!("{disk}@");
-    let all = files.list()?;
     for entry in all.iter().filter(|one| one.name.starts_with(&own) && one.name.ends_with(UNFINISHED)) {
         match files.remove(&entry.name) {
             // Finished or removed since.
@@ -279,10 +278,7 @@ pub fn clone_disk(
     };
     if let Err(error) = made() {
         let _ = files.remove(&unfinished);
-        return Err(match error {
-            VolumeError::Exists { path, .. } => VolumeError::Exists { name: name.to_owned(), path },
-            error => error,
-        });
+        return Err(named(error, || name.to_owned()));
     }
     files.sync()
 }
@@ -304,6 +300,14 @@ pub fn is_clone(files: &dyn Files, name: &str, mark: u64) -> Result<bool, Volume
             Ok(false)
         }
         Err(error) => Err(VolumeError::from_io("examining", &files.path(&own), error.into())),
+    }
+}
+
+/// An error that a name is taken, with the name that users know.
+fn named(error: VolumeError, name: impl FnOnce() -> String) -> VolumeError {
+    match error {
+        VolumeError::Exists { path, .. } => VolumeError::Exists { name: name(), path },
+        error => error,
     }
 }
 

@@ -257,8 +257,8 @@ impl<L: Destage> Accel<L> {
     /// Destages everything; done when [`Accel::is_drained`].
     pub fn close(&mut self) {
         self.life.close();
+        // And has another turn.
         self.lower_barrier();
-        self.again = true;
     }
 
     /// Nothing is dirty, nothing waits, nothing is in flight.
