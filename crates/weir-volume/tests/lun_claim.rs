@@ -239,6 +239,7 @@ impl Lun {
         let log = self.fence_log();
         let script = format!(
             "#!/bin/sh\n\
+             exec 9>>{running}; flock -s 9\n\
              device=$(cat {directory}/$2) || exit 2\n\
              echo $1 $2 >> {log}\n\
              case $1 in\n\
@@ -246,6 +247,7 @@ impl Lun {
                     until grep -q '^ *0 *0$' /sys/block/${{device#/dev/}}/inflight; do sleep 0.01; done;;\n\
              admit) blockdev --setrw $device;;\n\
              esac\n",
+            running = self.running().display(),
             directory = directory.display(),
             log = log.display(),
         );
@@ -259,6 +261,11 @@ impl Lun {
 
     fn fence_log(&self) -> PathBuf {
         self.directory.path().join("log")
+    }
+
+    /// Locked by each fence command while it runs.
+    fn running(&self) -> PathBuf {
+        self.directory.path().join("running")
     }
 
     fn fences(&self) -> usize {
@@ -306,6 +313,11 @@ impl Lun {
 
 impl Drop for Lun {
     fn drop(&mut self) {
+        // A fence that a node has left behind would take the device of whoever gets it next.
+        for node in [1, 2] {
+            std::fs::remove_file(self.directory.path().join(format!("n{node}"))).unwrap();
+        }
+        run(Command::new("flock").arg(self.running()).arg("true"));
         for node in [1, 2] {
             run(Command::new("blockdev").arg("--setrw").arg(self.path(node)));
         }

@@ -52,14 +52,26 @@ impl Luns {
             .collect();
         let log = self.directory.join("fences");
         let script = format!(
-            "#!/bin/sh\n[ $1 = fence ] && [ -e {broken} ] && {{ echo 'no answer' >&2; exit 1; }}\ncase $2 in\n{devices}  *) echo \"no node $2\" >&2; exit 1 ;;\nesac\ncase $1 in\n  fence) blockdev --setro $device && \
+            "#!/bin/sh\nexec 9>>{running}; flock -s 9\n[ -e {ended} ] && exit 2\n[ $1 = fence ] && [ -e {broken} ] && {{ echo 'no answer' >&2; exit 1; }}\ncase $2 in\n{devices}  *) echo \"no node $2\" >&2; exit 1 ;;\nesac\ncase $1 in\n  fence) blockdev --setro $device && \
              echo $2 >>{} ;;\n  admit) blockdev --setrw $device ;;\n  *) exit 2 ;;\nesac\n",
             log.display(),
+            running = self.running().display(),
+            ended = self.ended().display(),
             broken = self.broken().display(),
         );
         std::fs::write(&path, script).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
         path
+    }
+
+    /// Locked by each fence command while it runs.
+    fn running(&self) -> PathBuf {
+        self.directory.join("running")
+    }
+
+    /// No fence command begins any more.
+    fn ended(&self) -> PathBuf {
+        self.directory.join("ended")
     }
 
     fn broken(&self) -> PathBuf {
@@ -94,6 +106,10 @@ impl Luns {
 
 impl Drop for Luns {
     fn drop(&mut self) {
+        // A fence that a node has left behind would take the device of whoever gets it next.
+        if File::create(self.ended()).is_ok() {
+            let _ = Command::new("flock").arg(self.running()).arg("true").status();
+        }
         for path in &self.paths {
             // Whoever gets the device next could not write to it.
             let _ = Command::new("blockdev").arg("--setrw").arg(path).status();
