@@ -8,6 +8,10 @@
 //! Before it lets this node claim, it looks at the heartbeat area: a registry that is older than the LUN has lost processes that may
 //! still have the filesystem mounted, and a claim in it would only make it look newer.
 
+mod failures;
+mod heart;
+mod mount;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,28 +25,19 @@ use weir_block::Nanos;
 use super::claim::{Claim, Effect, Event, Phase, Process, Record};
 use super::fence_command::Target;
 use super::fencing::Fencing;
+use super::filesystem::Mounted;
 use super::filesystem::mount::exclusive;
-use super::filesystem::{FilesystemError, Mounted};
-use super::heartbeat::area::in_file;
-use super::heartbeat::listener::BEAT_EVERY;
-use super::heartbeat::{Area, Beat, Heard, HeartbeatError, Listener, Slot, VolumeId};
+use super::heartbeat::VolumeId;
 use super::reservations::ReservationError;
 use crate::backing::{Mark, Trace};
 use crate::planted::Planted;
+use failures::Failures;
+use heart::Heart;
 
-/// Pause before an action that failed is over, so that it is not begun again at once. It doubles each time, up to the longest: a node
-/// without a path to the LUN never stops trying.
-const PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(8);
-/// Most attempts of an action in one epoch, before another node gets its turn. The first time it is one, and it doubles: an epoch for each
-/// attempt would say nothing to anybody.
-const MOST_ATTEMPTS: u32 = 16;
 /// A record that is older than the LUN for this long is not merely late.
 const OUTDATED: Duration = Duration::from_secs(5);
 /// Pause between two looks whether the LUN still has this node's key: a node that only reads, or does nothing, is refused nothing.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
-/// Pause between two looks at something that has to end.
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// This node's side of a volume's LUN.
 #[derive(Clone, Debug)]
@@ -158,26 +153,6 @@ struct Shared {
     record: Mutex<Record<u64>>,
     /// The shell is gone.
     is_over: AtomicBool,
-}
-
-/// What this process's slot says, kept while it is written: one heartbeat after the other.
-#[derive(Debug, Default)]
-struct Heart {
-    /// The last epoch in which the LUN was coordinated, as far as this process knows. An attempt to coordinate it changes nothing of it,
-    /// or the attempts of a stranger would make this cluster's own registry look old.
-    epoch: u64,
-    count: u64,
-}
-
-/// Failures in a row.
-#[derive(Debug, Default)]
-struct Failures {
-    count: u32,
-    /// What was told of the last one.
-    text: String,
-    /// The last epoch in which it has failed, and the number of epochs.
-    epoch: u64,
-    epochs: u32,
 }
 
 /// An action of a thread. Whoever takes it out carries it out.
@@ -434,69 +409,6 @@ impl Shared {
         let _ = self.answers.send(Answer::Notice(text));
     }
 
-    /// An action has failed: says so once, and pauses.
-    fn fail(&self, action: &str, text: String) {
-        let pause = {
-            let mut all = lock(&self.failures);
-            let failures = all.entry(action.to_owned()).or_default();
-            if failures.text != text {
-                failures.text.clone_from(&text);
-                self.notice(text);
-            }
-            failures.count += 1;
-            PAUSE.saturating_mul(1 << (failures.count - 1).min(16)).min(LONGEST_PAUSE)
-        };
-        thread::sleep(pause);
-    }
-
-    /// An action has succeeded.
-    fn succeed(&self, action: &str, event: Event<u64>) {
-        self.is_well(action);
-        self.answer(event);
-    }
-
-    /// An action is no trouble any more.
-    fn is_well(&self, action: &str) {
-        let mut all = lock(&self.failures);
-        if all.remove(action).is_some() {
-            self.notice(all.values().next().map(|other| other.text.clone()).unwrap_or_default());
-        }
-    }
-
-    /// Notes a text that is to be shown, if it is another one than before.
-    fn told(&self, action: &str, text: &str) -> Vec<Output> {
-        let mut all = lock(&self.failures);
-        let failures = all.entry(action.to_owned()).or_default();
-        let is_news = failures.text != text;
-        text.clone_into(&mut failures.text);
-        is_news.then(|| Output::Notice(text.to_owned())).into_iter().collect()
-    }
-
-    /// What has failed on the way to a mount is over where another node has come further, or a former process is off the list.
-    fn forget(&self, record: &Record<u64>) {
-        let me = self.host.me;
-        let is_others = record.coordinator.is_some_and(|one| one != me && record.mounts == [one].into());
-        let is_over = |action: &str| match action.strip_prefix("fence ") {
-            Some(node) => !record.mounts.iter().any(|one| one.node.to_string() == node),
-            None => is_others && matches!(action, "beat" | "listen" | "mount" | "survey"),
-        };
-        let over: Vec<String> =
-            lock(&self.failures).keys().filter(|action| is_over(action)).cloned().collect();
-        over.iter().for_each(|action| self.is_well(action));
-    }
-
-    /// Whether an action that has failed in an epoch, for the `attempt`th time, is tried again in it: the more often, the more epochs it has
-    /// failed in.
-    fn stays(&self, action: &str, epoch: u64, attempt: u32) -> bool {
-        let mut all = lock(&self.failures);
-        let failures = all.entry(action.to_owned()).or_default();
-        if failures.epoch != epoch {
-            failures.epoch = epoch;
-            failures.epochs += 1;
-        }
-        attempt < (1 << (failures.epochs - 1).min(MOST_ATTEMPTS.ilog2()))
-    }
-
     /// Former processes have ended: what the kernel still does for them shows by their marks, a mount of theirs by an exclusive open, and a
     /// command that may lift a fence by its lock.
     fn vacate(&self) {
@@ -573,235 +485,5 @@ impl Shared {
                 return self.answer(Event::Failed { epoch });
             }
         }
-    }
-
-    fn open_area(&self) -> Result<Area, HeartbeatError> {
-        Area::open(&self.host.lun, self.host.area, self.host.volume)
-    }
-
-    /// Looks whether the registry's epoch is that of the LUN.
-    fn survey(&self, wish: u64, revision: u64, epoch: u64) {
-        let found = self.open_area().and_then(|mut area| area.slots());
-        let last = found.map(|slots| {
-            let beats = slots.into_iter().filter_map(|slot| match slot {
-                Slot::Beat(beat) => Some(beat),
-                Slot::Empty | Slot::Other(_) => None,
-            });
-            beats.max_by_key(|beat| beat.epoch)
-        });
-        match last {
-            Ok(Some(beat)) if beat.epoch > epoch => {
-                let text = self.describe(&Heard::Later(beat));
-                let _ = self.answers.send(Answer::Outdated { revision, text });
-            }
-            Ok(last) => {
-                let mut heart = lock(&self.heart);
-                heart.epoch = heart.epoch.max(last.map_or(0, |beat| beat.epoch));
-                drop(heart);
-                self.is_well("survey");
-                let _ = self.answers.send(Answer::Permitted { wish, revision });
-            }
-            Err(error) => self.fail("survey", error.to_string()),
-        }
-    }
-
-    fn goes_on(&self, number: u64) -> bool {
-        self.beating.load(Ordering::Relaxed) == number
-    }
-
-    /// Writes a heartbeat if `number` goes on. `None`: it does not.
-    fn beat_once(&self, area: &mut Area, number: u64) -> Option<Result<(), HeartbeatError>> {
-        let mut heart = lock(&self.heart);
-        self.goes_on(number).then(|| area.beat(&self.next_beat(&mut heart, true)))
-    }
-
-    fn next_beat(&self, heart: &mut Heart, goes_on: bool) -> Beat {
-        let Host { me, name, .. } = &self.host;
-        heart.count += 1;
-        Beat {
-            node: me.node,
-            incarnation: me.incarnation,
-            epoch: heart.epoch,
-            count: heart.count,
-            goes_on,
-            name: name.clone(),
-        }
-    }
-
-    fn beat(&self, epoch: u64, number: u64, admission: u64) {
-        let first = self.open_area().map(|mut area| (self.beat_once(&mut area, number), area));
-        let mut area = match first {
-            Ok((Some(Ok(())), area)) => area,
-            Ok((None, _)) => return,
-            Err(error) | Ok((Some(Err(error)), _)) => {
-                // Whatever the error: a fence may make the LUN disappear, and another admission brings it back. The leases from before it
-                // do not count either way.
-                self.fail("beat", error.to_string());
-                self.answer(Event::Failed { epoch });
-                return self.answer(Event::Lost { admission });
-            }
-        };
-        self.succeed("beat", Event::Beating { number });
-        loop {
-            thread::sleep(BEAT_EVERY);
-            match self.beat_once(&mut area, number) {
-                Some(Ok(())) => {}
-                Some(Err(error)) if error.is_refusal() => return self.answer(Event::Lost { admission }),
-                // Requests of the filesystem and of owners fail, too, and say so.
-                Some(Err(error)) => self.fail("beat", error.to_string()),
-                None => break,
-            }
-        }
-        self.end_beating(&mut area, admission);
-    }
-
-    /// The last heartbeat, for whoever looks, unless another one has begun. Whoever has claimed the volume meanwhile may have fenced this
-    /// node, which shows here.
-    fn end_beating(&self, area: &mut Area, admission: u64) {
-        let mut heart = lock(&self.heart);
-        if self.goes_on(0) && !self.is_over() && lock(&self.mounted).is_none() {
-            let last = self.next_beat(&mut heart, false);
-            if area.beat(&last).is_err_and(|error| error.is_refusal()) {
-                self.answer(Event::Lost { admission });
-            }
-        }
-    }
-
-    fn listen(&self, epoch: u64, number: u64, mounts: &[Process<u64>]) {
-        let failure = match self.hear(epoch, number, mounts) {
-            Ok(Heard::Silence) => return self.succeed("listen", Event::Silent { number }),
-            Ok(heard) => self.describe(&heard),
-            Err(error) => error.to_string(),
-        };
-        // What it has heard may be the one that has ended this claim.
-        if self.goes_on(number) {
-            self.fail("listen", failure);
-            self.answer(Event::Failed { epoch });
-        }
-    }
-
-    fn hear(&self, epoch: u64, number: u64, mounts: &[Process<u64>]) -> Result<Heard, HeartbeatError> {
-        let Process { node, incarnation } = self.host.me;
-        let me = Beat { node, incarnation, epoch, count: 0, goes_on: true, name: String::new() };
-        let mut area = self.open_area()?;
-        let first = area.slots()?;
-        let mut listener = Listener::new(Nanos::now(), first);
-        while self.goes_on(number) {
-            let began = Nanos::now();
-            let slots = area.slots()?;
-            let is_listed =
-                |beat: &Beat| mounts.contains(&Process { node: beat.node, incarnation: beat.incarnation });
-            match listener.look((began, Nanos::now()), slots, &me, is_listed) {
-                Heard::NothingYet => thread::sleep(BEAT_EVERY / 4),
-                heard => return Ok(heard),
-            }
-        }
-        Ok(Heard::NothingYet)
-    }
-
-    fn describe(&self, heard: &Heard) -> String {
-        let lun = self.host.lun.display();
-        match heard {
-            Heard::Stranger(beat) => format!(
-                "{lun} is in use by node {} (process {}), which this cluster's registry does not list: is the LUN presented to another cluster?",
-                beat.name, beat.incarnation
-            ),
-            Heard::Noise(slot) => {
-                format!(
-                    "something writes to the heartbeat area of {lun} (slot {slot}) that is no node of this volume"
-                )
-            }
-            Heard::Later(beat) => format!(
-                "{lun} was coordinated in epoch {}, of which the registry does not know (node {} has written that): was the registry restored \
-                 from a backup?",
-                beat.epoch, beat.name
-            ),
-            Heard::NothingYet | Heard::Silence => String::new(),
-        }
-    }
-
-    fn mount(&self, epoch: u64) {
-        match self.try_mount(epoch) {
-            Ok(mounted) => {
-                *lock(&self.mounted) = Some(Arc::new(mounted));
-                self.succeed("mount", Event::Mounted(true));
-            }
-            Err(text) => {
-                self.fail("mount", text);
-                self.answer(Event::Mounted(false));
-            }
-        }
-    }
-
-    /// Nothing is mounted, and nothing of an attempt is on its way, if it fails.
-    fn try_mount(&self, epoch: u64) -> Result<Mounted, String> {
-        // From here on the LUN has been coordinated in this epoch.
-        {
-            let mut heart = lock(&self.heart);
-            heart.epoch = epoch;
-            let beat = self.next_beat(&mut heart, true);
-            let mut area = self.open_area().map_err(|error| error.to_string())?;
-            area.beat(&beat).map_err(|error| error.to_string())?;
-        }
-        let undone = |text: String| {
-            self.notice(text.clone());
-            self.await_released();
-            text
-        };
-        match Mounted::new(&self.host.lun) {
-            Ok(mounted) => match self.check_area(&mounted) {
-                Ok(()) => Ok(mounted),
-                Err(text) => {
-                    drop(mounted);
-                    Err(undone(text))
-                }
-            },
-            // Somebody else on this host has it.
-            Err(error) if error.is_busy() => Err(error.to_string()),
-            Err(error @ FilesystemError::Mount { .. }) => Err(undone(error.to_string())),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-
-    /// Whether the heartbeat area is behind the filesystem, or in its file for that.
-    fn check_area(&self, mounted: &Mounted) -> Result<(), String> {
-        let Host { area, lun, .. } = &self.host;
-        if *area >= mounted.superblock().size {
-            return Ok(());
-        }
-        match in_file(mounted) {
-            Ok(place) if place == *area => Ok(()),
-            Ok(place) => Err(format!(
-                "the heartbeat area of {} is at byte {area} for this volume, and its file is at byte {place}: something has replaced the file",
-                lun.display()
-            )),
-            Err(error) => Err(error.to_string()),
-        }
-    }
-
-    fn unmount(&self) {
-        let mounted = lock(&self.mounted).take();
-        while mounted.as_ref().is_some_and(|mounted| Arc::strong_count(mounted) > 1) {
-            thread::sleep(LOOK_AGAIN);
-        }
-        drop(mounted);
-        if self.await_released() {
-            self.answer(Event::Unmounted);
-        }
-    }
-
-    /// Waits until nothing on this host has the LUN mounted, as an exclusive open proves. A kernel that cannot write to it takes as long as
-    /// the LUN's own time-outs. `false`: the shell is gone before.
-    fn await_released(&self) -> bool {
-        while let Err(error) = exclusive(&self.host.lun) {
-            if self.is_over() {
-                return false;
-            }
-            if !error.is_busy() {
-                self.fail("release", error.to_string());
-            }
-            thread::sleep(LOOK_AGAIN);
-        }
-        true
     }
 }
