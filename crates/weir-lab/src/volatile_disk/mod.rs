@@ -17,29 +17,21 @@ mod store;
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::thread;
-use std::time::Duration;
-
-use fuser::{BackgroundSession, Config, MountOption};
-use weir_block::Nanos;
 
 use crate::error::LabError;
-use server::{Disk, FILE};
+use crate::one_file::OneFile;
+use server::Disk;
 use store::Store;
 
 pub use loop_device::LoopDevice;
 pub use store::{BLOCK, SECTOR, Survivors, Toll};
 
-/// Time limit for the remaining users of the disk at its end.
-const PATIENCE: Duration = Duration::from_secs(3);
-
 /// A block device whose unflushed writes are lost with its power. Dropping it removes everything; all users must have closed
 /// or unmounted it before.
 pub struct VolatileDisk {
+    // Before its file.
     device: Option<LoopDevice>,
-    /// Serves the file while it lives.
-    _session: BackgroundSession,
+    file: OneFile,
     disk: Disk,
     directory: PathBuf,
 }
@@ -67,12 +59,8 @@ impl VolatileDisk {
             .and_then(|file| file.set_len(size).map(|()| file))
             .map_err(making())?;
         let disk = Disk::new(Store::new(medium, size));
-        let mut config = Config::default();
-        config.mount_options = vec![MountOption::FSName("weir-volatile-disk".into())];
-        let session = fuser::spawn_mount(disk.clone(), &mount, &config)
-            .map_err(LabError::system(format!("mounting FUSE on {} (it needs root)", mount.display())))?;
-        let mut made =
-            VolatileDisk { device: None, _session: session, disk, directory: directory.to_owned() };
+        let file = OneFile::serve(disk.clone(), &mount, "weir-volatile-disk")?;
+        let mut made = VolatileDisk { device: None, file, disk, directory: directory.to_owned() };
         made.attach()?;
         Ok(made)
     }
@@ -141,7 +129,7 @@ impl VolatileDisk {
     }
 
     fn attach(&mut self) -> Result<(), LabError> {
-        let device = LoopDevice::attach(&self.directory.join("fuse").join(FILE))?;
+        let device = LoopDevice::attach(&self.file.path())?;
         let link = self.path();
         let _ = fs::remove_file(&link);
         symlink(device.path(), &link).map_err(LabError::system(format!("linking {}", link.display())))?;
@@ -155,21 +143,5 @@ impl Drop for VolatileDisk {
         // Requests that still wait would wait for ever.
         self.disk.power_off();
         drop(self.device.take());
-        // The kernel closes the file a moment after the device is gone, and much later if a process has it open.
-        let deadline = Nanos::now() + PATIENCE;
-        let mount = self.directory.join("fuse");
-        while !unmount(&mount, &[]) {
-            if Nanos::now() > deadline {
-                unmount(&mount, &["--lazy"]);
-                break;
-            }
-            thread::sleep(Duration::from_millis(10));
-        }
     }
-}
-
-/// Unmounts; false while something has the filesystem in use.
-fn unmount(mount: &Path, options: &[&str]) -> bool {
-    let mut command = Command::new("umount");
-    command.args(options).arg(mount).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }

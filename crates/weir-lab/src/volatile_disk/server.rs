@@ -1,27 +1,14 @@
-//! One file of a FUSE filesystem, which is the disk.
+//! The disk: its power, its requests, and faults of its cache.
 
-use std::ffi::OsStr;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
-use fuser::{
-    Errno, FileAttr, FileHandle, FileType, Filesystem, FopenFlags, Generation, INodeNo, InitFlags,
-    KernelConfig, LockOwner, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty, ReplyEntry, ReplyOpen, ReplyWrite,
-    Request, WriteFlags,
-};
+use fuser::{Errno, ReplyData, ReplyEmpty, ReplyWrite};
 
 use super::store::{Store, Survivors, Toll};
-
-/// The file's name.
-pub const FILE: &str = "disk";
-
-/// The file's inode.
-const INODE: INodeNo = INodeNo(2);
-
-/// The time for which the kernel may cache names and attributes: they never change.
-const UNCHANGED: Duration = Duration::from_secs(3600);
+use crate::one_file::FileServer;
 
 /// The duration of a flush. An instant flush would hardly ever be in flight when the power fails.
 const FLUSH_TIME: Duration = Duration::from_micros(300);
@@ -149,73 +136,17 @@ impl Disk {
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
-        let (kind, perm, size) = match inode {
-            INodeNo::ROOT => (FileType::Directory, 0o755, 0),
-            INODE => (FileType::RegularFile, 0o600, self.state().store.size()),
-            _ => return None,
-        };
-        Some(FileAttr {
-            ino: inode,
-            size,
-            blocks: size / 512,
-            atime: UNIX_EPOCH,
-            mtime: UNIX_EPOCH,
-            ctime: UNIX_EPOCH,
-            crtime: UNIX_EPOCH,
-            kind,
-            perm,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            blksize: 4096,
-            flags: 0,
-        })
-    }
 }
 
-impl Filesystem for Disk {
-    fn init(&mut self, _: &Request, config: &mut KernelConfig) -> io::Result<()> {
-        // Several requests at once, as to any disk. A kernel without it sends them one by one, which is as right.
-        let _ = config.add_capabilities(InitFlags::FUSE_ASYNC_DIO);
-        Ok(())
+impl FileServer for Disk {
+    fn size(&self) -> u64 {
+        self.state().store.size()
     }
 
-    fn lookup(&self, _: &Request, parent: INodeNo, name: &OsStr, reply: ReplyEntry) {
-        match self.attributes(INODE).filter(|_| parent == INodeNo::ROOT && name == FILE) {
-            Some(attributes) => reply.entry(&UNCHANGED, &attributes, Generation(0)),
-            None => reply.error(Errno::ENOENT),
-        }
-    }
-
-    fn getattr(&self, _: &Request, inode: INodeNo, _: Option<FileHandle>, reply: ReplyAttr) {
-        match self.attributes(inode) {
-            Some(attributes) => reply.attr(&UNCHANGED, &attributes),
-            None => reply.error(Errno::ENOENT),
-        }
-    }
-
-    fn open(&self, _: &Request, _: INodeNo, _: OpenFlags, reply: ReplyOpen) {
-        // A page cache in front of the disk would answer for it.
-        reply.opened(FileHandle(0), FopenFlags::FOPEN_DIRECT_IO);
-    }
-
-    fn read(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        size: u32,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyData,
-    ) {
+    fn read(&self, offset: u64, bytes: u32, reply: ReplyData) {
         let mut state = self.state();
         match state.power {
-            Power::On => match state.store.read(offset, u64::from(size)) {
+            Power::On => match state.store.read(offset, u64::from(bytes)) {
                 Ok(data) => reply.data(&data),
                 Err(error) => reply.error(error.into()),
             },
@@ -224,18 +155,7 @@ impl Filesystem for Disk {
         }
     }
 
-    fn write(
-        &self,
-        _: &Request,
-        _: INodeNo,
-        _: FileHandle,
-        offset: u64,
-        data: &[u8],
-        _: WriteFlags,
-        _: OpenFlags,
-        _: Option<LockOwner>,
-        reply: ReplyWrite,
-    ) {
+    fn write(&self, offset: u64, data: &[u8], reply: ReplyWrite) {
         let mut state = self.state();
         match state.power {
             Power::On => match &mut state.held {
@@ -249,7 +169,7 @@ impl Filesystem for Disk {
         }
     }
 
-    fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
+    fn flush(&self, reply: ReplyEmpty) {
         thread::sleep(FLUSH_TIME);
         let mut state = self.state();
         match state.power {
