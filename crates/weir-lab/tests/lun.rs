@@ -100,6 +100,137 @@ fn an_owner_that_loses_its_path_goes_on_through_the_coordinator() {
     bench.judge(&mut load, seed);
 }
 
+/// What an operator does before work on a path, or to find out whether a path is at fault.
+#[test]
+fn all_io_goes_through_the_coordinator_when_the_operator_wants_that() {
+    let _turn = alone();
+    let seed = seed();
+    let pool = LunBench::up(3, "xfs", "write-through", |_| {});
+    let bench = &pool.bench;
+    let route = || {
+        let detail = bench.disk().unwrap().detail.unwrap();
+        let route = detail.route.unwrap();
+        (route.state, route.reasons.into_iter().map(|reason| reason.flag).collect::<Vec<_>>())
+    };
+    let await_route = |state: &str| {
+        let deadline = Nanos::now() + common::SOON;
+        while route().0 != state {
+            assert!(Nanos::now() < deadline, "{:?}{}", route(), bench.logs());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let mut history = new_history(seed);
+    let coordinator = pool.coordinator();
+    let other = (1..=3).map(|node| format!("n{node}")).find(|name| *name != coordinator).unwrap();
+    for node in [coordinator.as_str(), &other] {
+        if bench.owner() != node {
+            bench.lab.any_client().unwrap().move_disk(DISK, node).unwrap();
+        }
+        bench.wait_effective();
+        let (mut load, ()) = during(bench.load(history, seed), Duration::from_secs(1), || {
+            let client = bench.lab.any_client().unwrap();
+            std::thread::sleep(Duration::from_millis(500));
+            await_route("direct");
+            assert!(client.set_redirected("pool", true).unwrap().lun.unwrap().redirected);
+            await_route("file-redirected");
+            assert!(route().1.contains(&"user-request".to_owned()), "{:?}", route());
+            std::thread::sleep(Duration::from_secs(1));
+            assert!(!client.set_redirected("pool", false).unwrap().lun.unwrap().redirected);
+            await_route("direct");
+        });
+        eprintln!("{node}: longest stall {:?}", load.progress().longest_stall());
+        bench.judge(&mut load, seed);
+        history = load.into_history();
+    }
+    // A disk that is opened meanwhile follows, too.
+    let client = bench.lab.any_client().unwrap();
+    client.set_redirected("pool", true).unwrap();
+    client.move_disk(DISK, &coordinator).unwrap();
+    await_route("file-redirected");
+    client.set_redirected("pool", false).unwrap();
+    await_route("direct");
+}
+
+/// As when a coordinator cannot write to its LUN for a moment: its filesystem is of no use any more, but its process goes on.
+#[test]
+fn a_coordinator_whose_filesystem_shuts_down_gives_the_volume_back() {
+    for format in ["xfs", "ext4"] {
+        let _turn = alone();
+        let seed = seed();
+        let pool = LunBench::up(3, format, "write-through", |_| {});
+        let coordinator = pool.coordinator();
+        let owner = ["n1", "n2", "n3"].into_iter().find(|node| *node != coordinator).unwrap();
+        if pool.bench.owner() != owner {
+            pool.bench.lab.any_client().unwrap().move_disk(DISK, owner).unwrap();
+        }
+        pool.bench.wait_effective();
+        let epoch = pool.lun(owner).epoch;
+        let load = pool.bench.load(new_history(seed), seed);
+        let (mut load, ()) = during(load, Duration::from_secs(2), || {
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(pool.shut_down(&coordinator));
+            let deadline = Nanos::now() + common::SOON;
+            // By the same node or another one, with the log replayed.
+            while pool.lun(owner).epoch == epoch {
+                assert!(Nanos::now() < deadline, "{}", pool.bench.logs());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            pool.coordinator();
+        });
+        eprintln!("{format}: stalled for {:?}", load.progress().longest_stall());
+        pool.bench.judge(&mut load, seed);
+    }
+}
+
+/// Guests wait, but not for ever, and hear of it; nothing that was acknowledged is lost (P9).
+#[test]
+fn a_volume_that_nobody_can_take_over_fails_its_requests_after_a_while() {
+    const WAIT: Duration = Duration::from_secs(4);
+    let _turn = alone();
+    let seed = seed();
+    let mut pool = LunBench::up(3, "xfs", "write-through", |config| config.coordinator_wait = WAIT);
+    let coordinator = pool.coordinator();
+    let owner = ["n1", "n2", "n3"].into_iter().find(|node| *node != coordinator).unwrap();
+    if pool.bench.owner() != owner {
+        pool.bench.lab.any_client().unwrap().move_disk(DISK, owner).unwrap();
+    }
+    pool.bench.wait_effective();
+    let (mut load, ()) = during(pool.bench.load(new_history(seed), seed), Duration::ZERO, || {
+        std::thread::sleep(Duration::from_secs(1));
+    });
+    pool.bench.judge(&mut load, seed);
+    pool.luns.break_fences(true);
+    assert!(pool.crash(&coordinator));
+    // Without its path, the owner needs the coordinator for everything.
+    pool.luns.set_path(owner[1..].parse().unwrap(), false);
+    let uri = pool.bench.disk().unwrap().uris[0].clone();
+    let write = |uri: &str| {
+        let since = Nanos::now();
+        let args = ["-f", "raw", "-c", "write -P 7 0 4k", uri];
+        let output = Command::new("qemu-io").args(args).output().unwrap();
+        (output, Nanos::now() - since)
+    };
+    let (output, waited) = write(&uri);
+    assert!(!output.status.success() && waited < 2 * WAIT + Duration::from_secs(5), "{output:?} {waited:?}");
+    let said = |kind: &str| {
+        let client = pool.bench.lab.client(owner).unwrap();
+        client.events().unwrap().into_iter().any(|event| event.kind == kind)
+    };
+    let deadline = Nanos::now() + common::SOON;
+    while !said("volume-recovery-failed") {
+        assert!(Nanos::now() < deadline, "{}", pool.bench.logs());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    pool.luns.break_fences(false);
+    pool.luns.set_path(owner[1..].parse().unwrap(), true);
+    pool.coordinator();
+    let deadline = Nanos::now() + common::SOON;
+    while !write(&uri).0.status.success() {
+        assert!(Nanos::now() < deadline, "{}", pool.bench.logs());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 /// More than the LUN takes.
 const TOO_MUCH: u64 = 600 << 20;
 

@@ -158,13 +158,21 @@ fn keys_keep_nodes_from_a_lun_in_the_guest() {
     Device::open(Path::new(PATHS[1])).unwrap().unregister(Key(0xABC)).unwrap();
 }
 
-/// The disk's first block, on the LUN. Its file is in reach of the coordinator's process alone.
+/// The disk's first block, on the LUN, once the load has written there. Its file is in reach of the coordinator's process alone.
 fn place_on_lun(pool: &LunBench, coordinator: &str) -> u64 {
     let process = pool.bench.lab.process(coordinator).unwrap().unwrap();
     let descriptors = std::fs::read_dir(format!("/proc/{}/fd", process.pid)).unwrap().flatten();
     let mut files = descriptors.filter_map(|one| File::open(one.path().join(format!("{DISK}.raw"))).ok());
-    let found = extents(&files.next().expect("it has the filesystem mounted"), 0..4096).unwrap();
-    found.iter().find(|extent| extent.start == 0).expect("the load has written there").physical
+    let file = files.next().expect("it has the filesystem mounted");
+    let deadline = Nanos::now() + SOON;
+    loop {
+        let found = extents(&file, 0..4096).unwrap();
+        if let Some(first) = found.iter().find(|extent| extent.start == 0) {
+            return first.physical;
+        }
+        assert!(Nanos::now() < deadline, "the load has not written there{}", pool.bench.logs());
+        std::thread::sleep(Duration::from_millis(20));
+    }
 }
 
 /// A write that is issued on a path now, and gets to it when the throttle is released.
@@ -229,10 +237,8 @@ fn nodes_fence_each_other_in_the_guest() {
         bench.lab.any_client().unwrap().move_disk(DISK, &victim).unwrap();
     }
     bench.wait_effective();
-    let (load, at) = during(bench.load(new_history(seed), seed), Duration::ZERO, || {
-        std::thread::sleep(Duration::from_secs(1));
-        place_on_lun(&pool, &victim)
-    });
+    let (load, at) =
+        during(bench.load(new_history(seed), seed), Duration::ZERO, || place_on_lun(&pool, &victim));
     let history = load.into_history();
     let late = LateWrite::issue(path, at);
     let (mut load, ()) = during(bench.load(history, seed), Duration::from_secs(1), || {

@@ -10,6 +10,7 @@
 //! | `POST /v1/volumes/plan` ([`CreateVolume`]) | [`VolumePlan`] |
 //! | `POST /v1/volumes/NAME/delete` ([`DeleteVolume`]) | [`DeletedVolume`] |
 //! | `POST /v1/volumes/NAME/confirm-fenced` ([`ConfirmFenced`]) | [`ConfirmedFenced`] |
+//! | `POST /v1/volumes/NAME/redirected` ([`SetRedirected`]) | [`VolumeView`] |
 //! | `GET /v1/disks`, `POST /v1/disks` ([`CreateDisk`]) | [`Disks`], [`DiskView`] |
 //! | `GET /v1/disks/NAME` | [`DiskView`] |
 //! | `POST /v1/disks/NAME/policy` ([`SetPolicy`]) | [`DiskView`] |
@@ -425,6 +426,9 @@ pub struct LunView {
     pub notice: String,
     /// How the asked node keeps another one from the LUN: `reservations`, `fence-command` or `operator`.
     pub fencing: String,
+    /// Every request goes through the coordinator's filesystem, as an operator wants.
+    #[serde(default)]
+    pub redirected: bool,
 }
 
 /// A disk, from the registry's record and its owner's report.
@@ -556,6 +560,14 @@ pub struct ConfirmFenced {
     /// Only say what would be done.
     #[serde(default)]
     pub dry_run: bool,
+}
+
+/// Whether all I/O of a volume on a LUN goes through its coordinator's filesystem.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetRedirected {
+    /// It does.
+    pub redirected: bool,
 }
 
 /// The effect of the operator's confirmation, or its preview.

@@ -25,8 +25,8 @@ use crate::api::{
     ApiError, ApiErrorKind, CloneDisk, ConfirmFenced, ConfirmedFenced, CreateDisk, CreateSnapshot,
     CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted, DeletedVolume, DiskLimit, DiskView, Disks,
     DrainNode, Elsewhere, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus,
-    NodeWork, Owned, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy, SnapshotView, Snapshots,
-    VolumePlan, VolumeView, Volumes,
+    NodeWork, Owned, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy, SetRedirected, SnapshotView,
+    Snapshots, VolumePlan, VolumeView, Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
@@ -245,6 +245,15 @@ impl Client {
     pub fn confirm_fenced(&self, name: &str, confirm: &ConfirmFenced) -> Result<ConfirmedFenced, ApiError> {
         check(name)?;
         self.post(&format!("/v1/volumes/{name}/confirm-fenced"), confirm)
+    }
+
+    /// Sends all I/O of a volume on a LUN through its coordinator's filesystem, or no longer.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn set_redirected(&self, name: &str, redirected: bool) -> Result<VolumeView, ApiError> {
+        check(name)?;
+        self.post(&format!("/v1/volumes/{name}/redirected"), &SetRedirected { redirected })
     }
 
     /// Deletes a volume that has no disks.

@@ -10,6 +10,7 @@ use weir_block::size::{Size, as_text};
 use weir_cluster::node_state::Rules;
 use weir_cluster::records::check_name;
 use weir_etcd::{EtcdConfig, TlsFiles, UserFile};
+use weir_volume::BackingOptions;
 
 use crate::nbd_address::NbdAddress;
 use crate::units::Period;
@@ -314,6 +315,8 @@ pub struct LunConfig {
     pub fence_command: Option<PathBuf>,
     /// Its time.
     pub fence_timeout: Period,
+    /// Requests that need the coordinator wait for one at most this long.
+    pub coordinator_wait: Period,
 }
 
 impl Default for LunConfig {
@@ -324,6 +327,7 @@ impl Default for LunConfig {
             preempt_wait: Period(Duration::from_secs(10)),
             fence_command: None,
             fence_timeout: Period(Duration::from_secs(60)),
+            coordinator_wait: Period(BackingOptions::default().coordinator_wait),
         }
     }
 }
@@ -491,6 +495,7 @@ impl Config {
             ("peers.deadline", self.peers.deadline, 50 * ms, minute),
             ("lun.preempt_wait", self.lun.preempt_wait, second, 60 * minute),
             ("lun.fence_timeout", self.lun.fence_timeout, second, 60 * minute),
+            ("lun.coordinator_wait", self.lun.coordinator_wait, second, 24 * 60 * minute),
             ("limits.full_log_wait", self.limits.full_log_wait, second, 24 * 60 * minute),
             ("limits.stop_wait", self.limits.stop_wait, second, 24 * 60 * minute),
         ] {

@@ -25,7 +25,7 @@ use crate::access::Caller;
 use crate::api::{
     ApiError, ApiErrorKind, Barrier, CloneDisk, ConfirmFenced, CreateDisk, CreateSnapshot, CreateVolume,
     Delete, DeleteSnapshot, DeleteVolume, Disks, DrainNode, EventList, Export, Follow, Meters, Move,
-    NOT_JOINED, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy, Volumes,
+    NOT_JOINED, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy, SetRedirected, Volumes,
 };
 use crate::client::INTENDED_FOR;
 use crate::cluster::views::{Invite, NewClient, Revoke, Rotate, Withdraw};
@@ -174,11 +174,15 @@ fn of_volume() -> Router<Operations> {
     let fenced = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<ConfirmFenced>| {
         json(ops.confirm_fenced(&name, it).await)
     };
+    let redirected = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<SetRedirected>| {
+        json(ops.set_redirected(&name, &it).await)
+    };
     Router::new()
         .route("/v1/volumes", get(volumes).post(create))
         .route("/v1/volumes/plan", post(plan))
         .route("/v1/volumes/{name}/delete", post(delete))
         .route("/v1/volumes/{name}/confirm-fenced", post(fenced))
+        .route("/v1/volumes/{name}/redirected", post(redirected))
 }
 
 /// The routes of one disk.

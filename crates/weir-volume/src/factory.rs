@@ -56,7 +56,8 @@ impl BackingKind {
                 });
                 let size = options.size.unwrap_or(0);
                 let logical_block = options.logical_block.unwrap_or(4096);
-                let options = RoutedOptions { size, logical_block, depth: options.depth };
+                let BackingOptions { depth, coordinator_wait, .. } = *options;
+                let options = RoutedOptions { size, logical_block, depth, coordinator_wait };
                 Ok(Box::new(OpenedLun { name, lun, options }))
             }
         }

@@ -60,6 +60,9 @@ pub trait SharedDisk {
     /// Whether the LUN has refused this node's I/O since the last call: another node has fenced it.
     fn is_newly_fenced(&mut self) -> bool;
 
+    /// Whether requests have begun to fail since the last call, because there has been no coordinator for too long.
+    fn is_newly_overdue(&mut self) -> bool;
+
     /// Gives everything up that it holds, because this node is fenced. [`SharedDisk::dropped`] has the number when nothing of it is under
     /// way.
     fn drop_leases(&mut self, reactor: &mut Reactor, number: u64);
@@ -69,6 +72,9 @@ pub trait SharedDisk {
 
     /// The LUN lets this node write again.
     fn admitted(&mut self);
+
+    /// Every request goes through the coordinator's filesystem, or does not any more.
+    fn go_through_filesystem(&mut self, reactor: &mut Reactor, wanted: bool);
 
     /// The disk is another node's, or closed: what waits for a coordinator fails.
     fn abandon(&mut self, reactor: &mut Reactor);

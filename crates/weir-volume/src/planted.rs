@@ -23,6 +23,8 @@ pub enum Bug {
     /// A request that was redirected to a coordinator that is gone is done by another route, before that coordinator has certainly
     /// ended (P4).
     ForgetDoubt,
+    /// A request that failed for lack of a coordinator leaves its range, although the former coordinator may still do it (P4).
+    ForgetGivenUp,
     /// A clone makes blocks shared while the owner may write to them (I1, I3).
     CloneWithoutRecall,
     /// The coordinator grants blocks in a range that it has recalled, before the change there (I3).
@@ -77,7 +79,7 @@ pub enum Bug {
 
 impl Bug {
     /// Those of one file: of its leases, routes and coordinator.
-    pub const FILES: [Bug; 18] = [
+    pub const FILES: [Bug; 19] = [
         Bug::AcknowledgeRecallBeforeDrain,
         Bug::NeighbourMoved,
         Bug::KeepLease,
@@ -86,6 +88,7 @@ impl Bug {
         Bug::OverlapChanges,
         Bug::LostReissue,
         Bug::ForgetDoubt,
+        Bug::ForgetGivenUp,
         Bug::CloneWithoutRecall,
         Bug::GrantBesideRecall,
         Bug::GraceSkipped,
@@ -134,6 +137,7 @@ impl Bug {
             Bug::OverlapChanges => "overlap-changes",
             Bug::LostReissue => "lost-reissue",
             Bug::ForgetDoubt => "forget-doubt",
+            Bug::ForgetGivenUp => "forget-given-up",
             Bug::CloneWithoutRecall => "clone-without-recall",
             Bug::GrantBesideRecall => "grant-beside-recall",
             Bug::GraceSkipped => "grace-skipped",

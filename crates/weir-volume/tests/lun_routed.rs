@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use common::{LoopDevice, run};
 use weir_block::{
-    Completion, Destage, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, Region, Request,
-    RequestKind, Tag,
+    Code, Completion, Destage, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, Region,
+    Request, RequestKind, Tag,
 };
 use weir_volume::SharedDisk;
 use weir_volume::lun::filesystem::Mounted;
@@ -34,6 +34,9 @@ const LUN: u64 = 600 * MIB;
 const EXT4: &str = "mkfs.ext4 -q -F -b 4096";
 const XFS: &str = "mkfs.xfs -q -f";
 const SOON: Duration = Duration::from_secs(60);
+
+/// Longest time without a coordinator.
+const WAIT: Duration = Duration::from_secs(2);
 
 /// `_IOR('X', 125, __u32)`: `XFS_IOC_GOINGDOWN`, `EXT4_IOC_SHUTDOWN`.
 const GOINGDOWN: libc::Ioctl = 0x8004_587D_u32 as libc::Ioctl;
@@ -97,7 +100,8 @@ impl World {
         mounted.sync().unwrap();
         let mut reactor = common::reactor(Engine::Auto);
         let lun = has_path.then(|| open_lun(&path.device, true).unwrap());
-        let options = RoutedOptions { size, logical_block: 4096, depth: 64 };
+        let coordinator_wait = WAIT;
+        let options = RoutedOptions { size, logical_block: 4096, depth: 64, coordinator_wait };
         let mut owner = RoutedBacking::new(&mut reactor, lun, options).unwrap();
         owner.own(7, &Arc::new(AtomicU64::new(u64::MAX)));
         let mut world = World {
@@ -602,6 +606,47 @@ fn direct_io_goes_on_while_nobody_coordinates() {
         world.until("direct writes wait", |world| world.asked.len() == 1);
         world.mount_again();
         world.drain();
+        world.end();
+    }
+}
+
+/// What needs a coordinator fails after a while; direct I/O goes on; and all is well when there is one again.
+#[test]
+fn without_a_coordinator_for_too_long_requests_fail_and_nothing_is_lost() {
+    for format in [EXT4, XFS] {
+        let Some(mut world) = World::new(format, 16 * MIB, Way::Remote, true, SEED) else { return };
+        world.until("not everything is granted", |world| {
+            let before = world.owner.counts().file;
+            (0..512).for_each(|block| world.ask(RequestKind::Write, block..block + 1));
+            world.drain();
+            world.owner.counts().file == before
+        });
+        // Under way when the coordinator goes, and waiting for one: writes to space that is not granted.
+        world.ask(RequestKind::Discard, 2000..2001);
+        world.turn();
+        world.crash_coordinator();
+        world.ask(RequestKind::Discard, 2000..2002);
+        let since = Nanos::now();
+        world.until("what needs a coordinator does not fail", |world| world.asked.is_empty());
+        assert!(Nanos::now() - since >= WAIT / 2, "they have waited");
+        let reasons = |world: &World| -> Vec<&str> {
+            weir_volume::Backing::route(&world.owner).unwrap().reasons.iter().map(|one| one.name()).collect()
+        };
+        assert!(world.owner.is_newly_overdue() && !world.owner.is_newly_overdue());
+        assert!(reasons(&world).contains(&"recovery-failed"), "{:?}", reasons(&world));
+        let failed = std::mem::take(&mut world.errors);
+        assert!(!failed.is_empty() && failed.iter().all(|error| error.code == Code::Io), "{failed:?}");
+        // From now on at once.
+        world.ask(RequestKind::Discard, 2001..2002);
+        world.turn();
+        world.turn();
+        assert_eq!(std::mem::take(&mut world.errors).len(), 1);
+        (0..512).for_each(|block| world.ask(RequestKind::Write, block..block + 1));
+        world.drain();
+        assert_eq!(world.errors, [], "direct I/O goes on");
+        world.mount_again();
+        world.load(2_000, 16 * MIB / BLOCK, |_| {});
+        assert!(!reasons(&world).contains(&"recovery-failed"), "{:?}", reasons(&world));
         world.end();
     }
 }

@@ -362,6 +362,15 @@ pub enum VolumeCommand {
         #[arg(long)]
         yes: bool,
     },
+    /// Send all I/O of a volume on a LUN through its coordinator's filesystem (on), or let each node do its own where it can (off).
+    Redirect {
+        /// The volume.
+        #[arg(add = completion::volumes())]
+        volume: String,
+        /// on or off.
+        #[arg(action = clap::ArgAction::Set, value_parser = clap::builder::BoolishValueParser::new(), value_name = "on|off")]
+        redirected: bool,
+    },
     /// All volumes.
     List,
     /// One volume and its disks.

@@ -214,6 +214,9 @@ pub struct LunRecord {
     pub mark: String,
     /// First byte of the heartbeat area on the LUN.
     pub heartbeat: u64,
+    /// The operator wants every request to go through the coordinator's filesystem.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub redirected: bool,
 }
 
 impl LunRecord {

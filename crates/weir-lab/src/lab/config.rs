@@ -74,6 +74,8 @@ pub struct LabConfig {
     pub luns: Vec<PathBuf>,
     /// Keeps nodes from the LUN.
     pub fence_command: Option<PathBuf>,
+    /// Requests that need a volume's coordinator wait for one at most this long.
+    pub coordinator_wait: Duration,
 }
 
 /// An etcd with TLS that runs beside the lab and is not the lab's to end.
@@ -130,6 +132,7 @@ impl LabConfig {
             etcd: None,
             luns: Vec::new(),
             fence_command: None,
+            coordinator_wait: LunConfig::default().coordinator_wait.0,
         }
     }
 }
@@ -215,6 +218,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         lun: LunConfig {
             devices: lun_of(config, number),
             fence_command: config.fence_command.clone(),
+            coordinator_wait: Period(config.coordinator_wait),
             // One machine's storage.
             preempt_wait: Period(Duration::from_secs(1)),
             ..LunConfig::default()

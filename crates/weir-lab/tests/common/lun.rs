@@ -215,8 +215,8 @@ impl LunBench {
         }
     }
 
-    /// As when its host crashes: its filesystem, if it has that mounted, writes nothing more, and then it is killed. Returns whether it had.
-    pub fn crash(&mut self, node: &str) -> bool {
+    /// The filesystem of a node, if it has it mounted, writes nothing more, not even its log. Returns whether it had.
+    pub fn shut_down(&self, node: &str) -> bool {
         let process = self.bench.lab.process(node).unwrap().unwrap();
         let number: usize = node[1..].parse().unwrap();
         let device = std::fs::metadata(self.luns.path(number)).unwrap().rdev();
@@ -225,10 +225,15 @@ impl LunBench {
         let mut own = descriptors
             .filter(|one| std::fs::metadata(one.path()).is_ok_and(|found| found.dev() == device))
             .filter_map(|one| File::open(one.path()).ok());
-        let was_mounted = own.next().is_some_and(|file| {
+        own.next().is_some_and(|file| {
             // SAFETY: the kernel reads a number that outlives the call.
             unsafe { libc::ioctl(file.as_raw_fd(), GOINGDOWN, &raw const NOLOGFLUSH) == 0 }
-        });
+        })
+    }
+
+    /// As when its host crashes: its filesystem, if it has that mounted, writes nothing more, and then it is killed. Returns whether it had.
+    pub fn crash(&mut self, node: &str) -> bool {
+        let was_mounted = self.shut_down(node);
         self.bench.lab.kill(node).unwrap();
         was_mounted
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
@@ -23,6 +24,8 @@ pub struct VolumeState {
     pub mounted: Option<(u64, Arc<Mounted>)>,
     /// Counts the times that the LUN has refused I/O of a disk that is open here.
     pub refusals: u64,
+    /// All I/O goes through the coordinator's filesystem. Shared with shards, so that whatever order messages arrive in, a disk follows the last word.
+    pub redirected: Arc<AtomicBool>,
     /// How this node keeps others from the LUN; absent while it does not reach the LUN.
     pub tier: Option<Tier>,
     /// The last thing that an operator should know; empty if all is well.
@@ -37,6 +40,7 @@ impl Default for VolumeState {
             coordinator: None,
             mounted: None,
             refusals: 0,
+            redirected: Arc::default(),
             tier: None,
             notice: String::new(),
         }

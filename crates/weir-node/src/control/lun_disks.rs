@@ -1,6 +1,7 @@
 //! The disks of volumes on LUNs: served to their owners by the coordinator, and connected to it by their owners.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use weir_cluster::records::{DiskRecord, Source};
 use weir_volume::DirVolume;
@@ -20,6 +21,8 @@ pub async fn connect(node: Arc<Node>, disk: String) {
 async fn try_connect(node: &Arc<Node>, disk: &str) -> Result<(), String> {
     let record = node.records.disk(disk).ok_or("it has no record")?;
     let state = node.coordinators.get(&record.volume);
+    let wanted = Arc::clone(&state.redirected);
+    node.shards.send(disk, Command::Redirect { disk: disk.to_owned(), wanted }).await;
     if state.mounted.is_some() {
         serve(node, &record).await?;
         node.shards.send(disk, Command::CoordinatorHere { disk: disk.to_owned() }).await;
@@ -109,6 +112,14 @@ pub async fn drop_leases(node: &Node, volume: &str) {
 pub async fn lose_coordinator(node: &Node, volume: &str) {
     for disk in open_here(node, volume) {
         node.shards.send(&disk, Command::LoseCoordinator { disk: disk.clone() }).await;
+    }
+}
+
+/// The I/O of a volume is redirected by an operator's wish, or not any more.
+pub async fn redirect(node: &Node, volume: &str, wanted: Arc<AtomicBool>) {
+    for disk in open_here(node, volume) {
+        let wanted = Arc::clone(&wanted);
+        node.shards.send(&disk, Command::Redirect { disk: disk.clone(), wanted }).await;
     }
 }
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
@@ -77,6 +78,8 @@ pub async fn run(
     };
     let mut changes = records.changes();
     let mut refusals = task.node.coordinators.changes();
+    let mut volumes = task.node.records.volumes.changes();
+    task.redirect();
     let mut ticks = tokio::time::interval(TICK);
     task.see(&records);
     loop {
@@ -88,6 +91,7 @@ pub async fn run(
             Some(event) = proposals.recv() => task.step(event),
             _ = changes.changed() => task.see(&records),
             _ = refusals.changed() => task.hear_refusals(),
+            _ = volumes.changed() => task.redirect(),
             _ = ticks.tick() => {
                 task.shell.tick();
                 let stops = *stop.borrow();
@@ -334,6 +338,18 @@ impl Task {
             self.refusals = refusals;
             let outputs = self.shell.refused();
             self.carry_out(outputs);
+        }
+    }
+
+    /// An operator may want all I/O to go through the coordinator.
+    fn redirect(&self) {
+        let volumes = self.node.records.volumes.now();
+        let record = volumes.get(&self.volume.name).filter(|record| record.id == self.volume.id);
+        let Some(lun) = record.and_then(|record| record.lun.as_ref()) else { return };
+        let shared = self.node.coordinators.get(&self.volume.name).redirected;
+        if shared.swap(lun.redirected, Ordering::Relaxed) != lun.redirected {
+            let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());
+            tokio::spawn(async move { lun_disks::redirect(&node, &volume, shared).await });
         }
     }
 

@@ -11,10 +11,11 @@ use weir_volume::lun::heartbeat::VolumeId;
 use weir_volume::lun::setup::{Lun, Plan, Ready, SetupError, Wish, identity_at};
 
 use super::coordination::Coordination;
-use super::volumes::{check_dir, exists};
+use super::volumes::{check_dir, exists, just_changed};
 use super::{Answer, Operations, check_named};
 use crate::api::{
-    ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, LunView, VolumePlan, VolumeView,
+    ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, LunView, SetRedirected, VolumePlan,
+    VolumeView,
 };
 use crate::control::node::{random, unavailable};
 use crate::coordination::find::paths_of;
@@ -71,6 +72,7 @@ impl Operations {
             uuid,
             mark: mark.to_string(),
             heartbeat: ready.area,
+            redirected: false,
         };
         // The filesystem's identity, so that no two volumes have one filesystem.
         let id = u64::from_be_bytes(ready.superblock.uuid[..8].try_into().expect("eight bytes"));
@@ -115,7 +117,37 @@ impl Operations {
             phase: state.phase.name().to_owned(),
             notice: state.notice,
             fencing: state.tier.unwrap_or(without_path).word().to_owned(),
+            redirected: lun.redirected,
         })
+    }
+
+    /// All I/O of a volume goes through its coordinator's filesystem, or no longer. Each node follows when it sees the record.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`]; the volume is a directory, or has just been changed.
+    pub async fn set_redirected(&self, name: &str, wanted: &SetRedirected) -> Answer<VolumeView> {
+        check_named(name)?;
+        let (entry, mut record) = self.volume_entry(name).await?;
+        let Some(lun) = record.lun.as_mut() else {
+            let message = format!("volume {name} is a directory: its I/O has no other route");
+            return Err(ApiError::new(ApiErrorKind::Refused, message));
+        };
+        if lun.redirected != wanted.redirected {
+            lun.redirected = wanted.redirected;
+            match self.node.registry.transact(record.replace(&entry)).await {
+                Ok(_) => {}
+                Err(RegistryError::Conflict { .. }) => return Err(just_changed(name)),
+                Err(error) => return Err(unavailable(error)),
+            }
+            let (kind, text) = match wanted.redirected {
+                true => ("volume-redirected", "all I/O goes through its coordinator's filesystem"),
+                false => ("volume-direct", "I/O is direct again where it can be"),
+            };
+            self.node.journal.tell(kind, name, text.to_owned());
+        }
+        let known = self.coordinations().await.remove(name);
+        let view = self.volume_view(&record);
+        Ok(VolumeView { lun: self.lun_view(&record, known), ..view })
     }
 
     /// The operator's word that a node can neither read nor write a volume's LUN, for example because it is switched off. Its

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use weir_cluster::records::{DiskRecord, Record, UnfinishedRecord, VolumeKind, VolumeRecord, keys};
-use weir_cluster::registry::{RegistryError, Transaction};
+use weir_cluster::registry::{Entry, RegistryError, Transaction};
 use weir_volume::DirVolume;
 
 use super::{Answer, Operations, check_named};
@@ -50,7 +50,19 @@ impl Operations {
         Ok(volumes.entries.iter().filter_map(|entry| VolumeRecord::of(entry).ok()).collect())
     }
 
-    fn volume_view(&self, record: &VolumeRecord) -> VolumeView {
+    /// The registry's entry of a volume.
+    pub(super) async fn volume_entry(&self, name: &str) -> Answer<(Entry, VolumeRecord)> {
+        let entry = self.node.registry.get(&keys::volume(name)).await.map_err(unavailable)?;
+        let entry = entry.ok_or_else(|| {
+            ApiError::new(ApiErrorKind::NotFound, format!("there is no volume {name}"))
+                .hint("`weir volume list` shows those that there are")
+        })?;
+        let record = VolumeRecord::of(&entry)
+            .map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))?;
+        Ok((entry, record))
+    }
+
+    pub(super) fn volume_view(&self, record: &VolumeRecord) -> VolumeView {
         let kind = match record.kind {
             VolumeKind::Dir => "dir",
             VolumeKind::Lun => "lun",
@@ -133,13 +145,7 @@ impl Operations {
     /// As [`Operations::disks`]; there are disks in it.
     pub async fn delete_volume(&self, name: &str, wanted: DeleteVolume) -> Answer<DeletedVolume> {
         check_named(name)?;
-        let entry = self.node.registry.get(&keys::volume(name)).await.map_err(unavailable)?;
-        let entry = entry.ok_or_else(|| {
-            ApiError::new(ApiErrorKind::NotFound, format!("there is no volume {name}"))
-                .hint("`weir volume list` shows those that there are")
-        })?;
-        let record = VolumeRecord::of(&entry)
-            .map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))?;
+        let (entry, record) = self.volume_entry(name).await?;
         let disks = self.disks_in(name).await?;
         let what = match record.kind {
             VolumeKind::Lun => "the filesystem on its LUN stays",
@@ -165,8 +171,7 @@ impl Operations {
         match self.node.registry.transact(gone).await {
             Ok(_) => {}
             Err(RegistryError::Conflict { .. }) => {
-                let message = format!("volume {name} has just been changed, or a disk made in it");
-                return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
+                return Err(just_changed(name));
             }
             Err(error) => return Err(unavailable(error)),
         }
@@ -221,6 +226,12 @@ fn same_volume(record: &VolumeRecord, other: &str) -> ApiError {
     let message = format!("{} is the directory of volume {other}", record.path.display());
     ApiError::new(ApiErrorKind::Exists, message)
         .hint("if it is a copy of that directory, remove the file .weir-volume from it, and try again")
+}
+
+/// Somebody else has changed the volume's record meanwhile.
+pub(super) fn just_changed(name: &str) -> ApiError {
+    let message = format!("volume {name} has just been changed, or a disk made in it");
+    ApiError::new(ApiErrorKind::Unavailable, message).hint("try again")
 }
 
 pub(super) fn exists(name: &str) -> ApiError {

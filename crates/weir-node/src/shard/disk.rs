@@ -73,12 +73,13 @@ pub struct Disk {
 
 impl Disk {
     /// How the backing of a disk is opened.
-    pub fn backing_options(open: &OpenDisk) -> BackingOptions {
+    pub fn backing_options(open: &OpenDisk, config: &ShardConfig) -> BackingOptions {
         BackingOptions {
             size: Some(open.size),
             logical_block: Some(open.logical_block),
             mark: Some(open.mark),
             volume: open.volume,
+            coordinator_wait: config.coordinator_wait,
             ..BackingOptions::default()
         }
     }
@@ -434,6 +435,11 @@ impl Disk {
         self.backing().shared().is_some_and(SharedDisk::is_newly_fenced)
     }
 
+    /// Whether requests have begun to fail since the last call, for lack of a coordinator.
+    pub fn is_newly_overdue(&mut self) -> bool {
+        self.backing().shared().is_some_and(SharedDisk::is_newly_overdue)
+    }
+
     /// Gives up what it holds of a LUN; `done` when nothing of it is under way there.
     pub fn drop_leases(&mut self, reactor: &mut Reactor, done: oneshot::Sender<()>) {
         self.last_drop += 1;
@@ -468,6 +474,13 @@ impl Disk {
     /// The LUN lets this node write again.
     pub fn admitted(&mut self) {
         self.backing().shared().into_iter().for_each(SharedDisk::admitted);
+    }
+
+    /// All its I/O goes through its volume's coordinator, or not any more.
+    pub fn redirect(&mut self, reactor: &mut Reactor, wanted: bool) {
+        if let Some(shared) = self.backing().shared() {
+            shared.go_through_filesystem(reactor, wanted);
+        }
     }
 
     /// It is closed: its volume's coordinator has nothing more to do with this node.

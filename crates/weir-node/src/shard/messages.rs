@@ -6,7 +6,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -209,6 +209,8 @@ pub enum Command {
     DropLeases { disk: String, done: oneshot::Sender<()> },
     /// The LUN of an open disk lets this node write again.
     Admitted { disk: String },
+    /// Whether an operator wants all I/O of an open disk to go through its volume's coordinator; read when this arrives.
+    Redirect { disk: String, wanted: Arc<AtomicBool> },
     /// A connection to the coordinator of an open disk's volume is there.
     CoordinatorConnected { disk: String, stream: Stream },
     /// This node coordinates the volume of an open disk, and serves it.
@@ -270,7 +272,7 @@ pub enum Notice {
     /// A replica knows a higher epoch: this node does not own the disk any more. The control plane reads the registry
     /// and sends `ReleaseDisk`.
     Refused { disk: String, epoch: u64 },
-    /// The LUN of an open disk has refused this node's I/O.
+    /// The LUN of a disk that is open or served here has refused this node's I/O, or the volume's filesystem has shut down.
     Fenced { disk: String },
     /// An open disk has no way to its volume's coordinator; answer with `CoordinatorConnected` or `CoordinatorHere`. It asks again.
     WantCoordinator { disk: String },

@@ -6,6 +6,7 @@ mod served;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use slab::Slab;
 use tokio::sync::mpsc;
@@ -271,6 +272,11 @@ impl Turning {
         if disk.is_newly_fenced() {
             self.unsent.push(Notice::Fenced { disk: disk.name.clone() });
         }
+        if disk.is_newly_overdue() {
+            let text = "its volume has had no coordinator for longer than lun.coordinator_wait: requests that need one fail until there is one";
+            let (disk, kind, text) = (disk.name.clone(), "volume-recovery-failed", text.to_owned());
+            self.unsent.push(Notice::Event { disk, kind, text });
+        }
         if disk.wants_coordinator(self.reactor.now()) {
             self.unsent.push(Notice::WantCoordinator { disk: disk.name.clone() });
         }
@@ -430,6 +436,12 @@ impl Turning {
             Command::Admitted { disk } => {
                 if let Some(one) = self.find(&disk) {
                     one.admitted();
+                }
+            }
+            Command::Redirect { disk, wanted } => {
+                if let Some(slot) = self.slot_of(&disk) {
+                    let wanted = wanted.load(Ordering::Relaxed);
+                    self.disks[slot].redirect(&mut self.reactor, wanted);
                 }
             }
             Command::CoordinatorConnected { disk, stream } => {

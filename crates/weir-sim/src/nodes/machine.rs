@@ -287,6 +287,7 @@ impl Cluster {
             log_bytes: LOG,
             peer_deadline: PEER_DEADLINE,
             full_log_wait: config.limits.full_log_wait.0,
+            coordinator_wait: config.lun.coordinator_wait.0,
             destage_delay: self.destage_delay,
             engine: Engine::Auto,
             storage: Arc::new(SimulatedStorage { who, requests: self.requests.clone() }),

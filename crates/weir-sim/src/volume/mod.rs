@@ -11,7 +11,7 @@ mod filesystem;
 mod log;
 mod requests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 
 use weir_block::IoError;
@@ -126,6 +126,8 @@ struct World {
     /// Changes of the layout that somebody wants.
     wanted: BTreeMap<u64, router::Range>,
     pending: BTreeMap<u64, Pending>,
+    /// Requests that have failed for their client.
+    failed: BTreeSet<u64>,
     next: u64,
     histories: Vec<History>,
     counts: Counts,
@@ -168,6 +170,7 @@ impl World {
             working: Vec::new(),
             wanted: BTreeMap::new(),
             pending: BTreeMap::new(),
+            failed: BTreeSet::new(),
             next: 0,
             histories: vec![History::default(); BLOCKS],
             counts: Counts::default(),
@@ -288,6 +291,7 @@ impl World {
                 router::Effect::Failed { id, .. } => {
                     self.counts.failed += 1;
                     self.pending.remove(&id);
+                    self.failed.insert(id);
                 }
                 router::Effect::Dropped(_) => {}
             }
@@ -455,10 +459,18 @@ impl World {
             0..2 => self.break_connection(),
             2..4 => self.end_coordinator(),
             4 => self.end_owner(),
+            5 => self.overdue(),
             _ => {
                 self.path = !self.path;
                 self.tell_path();
             }
+        }
+    }
+
+    /// Somebody has waited for a coordinator for too long.
+    fn overdue(&mut self) {
+        if self.router.as_ref().is_some_and(|router| !router.has_coordinator()) {
+            self.route(router::Event::CoordinatorOverdue(IoError::from_errno(libc::EIO, "waiting")));
         }
     }
 

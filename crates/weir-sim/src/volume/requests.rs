@@ -119,7 +119,10 @@ impl World {
                     let version = self.filesystem.lun[on_lun];
                     self.sees(id, block, version);
                 }
-                _ => self.filesystem.lun[on_lun] = id,
+                _ => {
+                    self.check_order(id, block, self.filesystem.lun[on_lun]);
+                    self.filesystem.lun[on_lun] = id;
+                }
             }
         }
     }
@@ -134,9 +137,21 @@ impl World {
                     pending.redirected = seen;
                 }
             }
-            Kind::Write => self.filesystem.write(range, id),
+            Kind::Write => {
+                (range.0..range.1)
+                    .for_each(|block| self.check_order(id, block, self.filesystem.read(block as usize)));
+                self.filesystem.write(range, id);
+            }
             Kind::Punch => self.filesystem.punch(range, id, &mut self.rng),
             Kind::Flush => {}
+        }
+    }
+
+    /// P4: a write that has failed for its client may land, but not over a newer one that was acknowledged. (For the others, the histories
+    /// tell.)
+    fn check_order(&mut self, id: u64, block: u64, there: u64) {
+        if self.failed.contains(&id) && there > id && self.histories[block as usize].is_acknowledged(there) {
+            self.log.fail(|| format!("P4: write {id}, which has failed, covers {there} in block {block}"));
         }
     }
 }

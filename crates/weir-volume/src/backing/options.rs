@@ -1,5 +1,7 @@
 //! How a backing is opened.
 
+use std::time::Duration;
+
 use super::marker::Mark;
 
 /// The execution of operations.
@@ -33,6 +35,8 @@ pub struct BackingOptions {
     /// Required identity of the file's directory as a volume ([`DirVolume::identify`](crate::DirVolume::identify)): if a
     /// different filesystem, or none, is mounted there, a file of the same name belongs to another disk.
     pub volume: Option<u64>,
+    /// Requests to a disk of a volume on a LUN that need its coordinator wait for one for this long.
+    pub coordinator_wait: Duration,
 }
 
 impl Default for BackingOptions {
@@ -45,6 +49,7 @@ impl Default for BackingOptions {
             engine: EngineChoice::Auto,
             mark: None,
             volume: None,
+            coordinator_wait: Duration::from_secs(600),
         }
     }
 }

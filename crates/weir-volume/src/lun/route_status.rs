@@ -39,15 +39,18 @@ pub enum Reason {
     Fenced,
     /// Nobody coordinates the volume, or its coordinator cannot be reached.
     CoordinatorMoving,
+    /// That has lasted for longer than the operator allows: requests that need a coordinator fail.
+    RecoveryFailed,
 }
 
 impl Reason {
-    const ALL: [Reason; 5] = [
+    const ALL: [Reason; 6] = [
         Reason::UserRequest,
         Reason::UnallocatedExtent,
         Reason::NoDiskConnectivity,
         Reason::Fenced,
         Reason::CoordinatorMoving,
+        Reason::RecoveryFailed,
     ];
 
     /// Its name in commands, metrics and events.
@@ -59,6 +62,7 @@ impl Reason {
             Reason::NoDiskConnectivity => "no-disk-connectivity",
             Reason::Fenced => "fenced",
             Reason::CoordinatorMoving => "coordinator-moving",
+            Reason::RecoveryFailed => "recovery-failed",
         }
     }
 

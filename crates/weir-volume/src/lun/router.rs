@@ -95,6 +95,8 @@ pub enum Event {
     },
     /// The connection to the coordinator is gone, and with it whatever is on its way there or back.
     CoordinatorLost,
+    /// There has been no coordinator for as long as the operator allows: whatever needs one fails, until one is found.
+    CoordinatorOverdue(IoError),
     /// A coordinator can be asked, and has heard that this node owns the disk. It has ended all block I/O that came over earlier
     /// connections, also those to a former coordinator (P4).
     CoordinatorFound,
@@ -152,7 +154,7 @@ pub enum Effect {
     },
     /// The request is done.
     Done(u64),
-    /// The request has failed: the coordinator's filesystem cannot do it.
+    /// The request has failed: the coordinator's filesystem cannot do it, or there has been no coordinator for too long.
     Failed {
         /// The request.
         id: u64,
@@ -189,6 +191,8 @@ pub struct UnderWay {
     parts: usize,
     /// A part has failed: the request is done again.
     failed: bool,
+    /// Its client has been told that it failed. It may still be done by the former coordinator, so nothing that overlaps it begins (P4).
+    given_up: bool,
 }
 
 /// The router of one disk.
@@ -208,6 +212,8 @@ pub struct Router {
     coordinator: bool,
     path: bool,
     through_filesystem: bool,
+    /// There has been no coordinator for too long.
+    overdue: Option<IoError>,
     /// The disk is closed here.
     abandoned: Option<IoError>,
     planted: Planted,
@@ -240,6 +246,7 @@ impl Router {
             coordinator: false,
             path: false,
             through_filesystem: false,
+            overdue: None,
             abandoned: None,
             planted,
         }
@@ -267,6 +274,12 @@ impl Router {
     #[must_use]
     pub fn has_coordinator(&self) -> bool {
         self.coordinator
+    }
+
+    /// There has been no coordinator for too long.
+    #[must_use]
+    pub fn is_overdue(&self) -> bool {
+        self.overdue.is_some()
     }
 
     /// The operator wants every request to go through the coordinator's filesystem.
@@ -310,9 +323,11 @@ impl Router {
                 self.recalls.push((number, range));
             }
             Event::CoordinatorLost => self.lost(),
+            Event::CoordinatorOverdue(_) if self.coordinator => {}
+            Event::CoordinatorOverdue(error) => self.overdue(error, effects),
             Event::CoordinatorFound => {
                 self.lost();
-                self.coordinator = true;
+                (self.coordinator, self.overdue) = (true, None);
                 self.reissue();
             }
             Event::Path(path) => self.path = path,
@@ -404,7 +419,21 @@ impl Router {
         let all = std::mem::take(&mut self.under_way).into_iter();
         let (kept, in_doubt): (Vec<_>, Vec<_>) = all.partition(|one| one.route == Route::Direct);
         self.under_way = kept;
-        in_doubt.into_iter().rev().for_each(|one| self.again(one.request));
+        in_doubt.into_iter().rev().filter(|one| !one.given_up).for_each(|one| self.again(one.request));
+    }
+
+    /// What the former coordinator has, has failed for its client, and keeps its range until a coordinator is found. What waits for one fails in
+    /// [`Router::start`].
+    fn overdue(&mut self, error: IoError, effects: &mut Vec<Effect>) {
+        self.overdue = Some(error);
+        let in_doubt = self.under_way.iter_mut().filter(|one| one.route != Route::Direct && !one.given_up);
+        for one in in_doubt {
+            one.given_up = true;
+            effects.push(Effect::Failed { id: one.request.id, error });
+        }
+        if self.planted.has(Bug::ForgetGivenUp) {
+            self.under_way.retain(|one| !one.given_up);
+        }
     }
 
     fn abandon(&mut self, error: IoError, effects: &mut Vec<Effect>) {
@@ -414,7 +443,8 @@ impl Router {
         let all = std::mem::take(&mut self.under_way).into_iter();
         let (kept, redirected): (Vec<_>, Vec<_>) = all.partition(|one| one.route == Route::Direct);
         self.under_way = kept;
-        effects.extend(redirected.into_iter().map(|one| Effect::Failed { id: one.request.id, error }));
+        let told = redirected.into_iter().filter(|one| !one.given_up);
+        effects.extend(told.map(|one| Effect::Failed { id: one.request.id, error }));
         self.abandoned = Some(error);
     }
 
@@ -449,8 +479,11 @@ impl Router {
                 Route::Direct => true,
                 Route::Block | Route::File => self.coordinator && !redirected_waits,
             };
-            let free = !self.under_way.iter().any(|one| self.excludes(one, request, route, locks));
-            if overtakes || !has_way || !free {
+            let mut before = self.under_way.iter().filter(|one| self.excludes(one, request, route, locks));
+            let needs_coordinator = !has_way || before.clone().any(|one| one.route != Route::Direct);
+            if let Some(error) = self.overdue.filter(|_| needs_coordinator && !overtakes) {
+                effects.push(Effect::Failed { id: request.id, error });
+            } else if overtakes || !has_way || before.next().is_some() {
                 // Its neighbourhood, because it may be redirected when its time comes.
                 passed.push(neighbourhood(request.range, self.piece));
                 redirected_waits |= route != Route::Direct;
@@ -525,6 +558,6 @@ impl Router {
         if parts == 0 && route != Route::File {
             return effects.push(Effect::Done(id));
         }
-        self.under_way.push(UnderWay { request, route, locks, parts, failed: false });
+        self.under_way.push(UnderWay { request, route, locks, parts, failed: false, given_up: false });
     }
 }

@@ -60,6 +60,8 @@ pub struct RoutedOptions {
     pub logical_block: u32,
     /// Most requests in flight.
     pub depth: usize,
+    /// Requests that need a coordinator wait for one for this long, and fail then (P9).
+    pub coordinator_wait: Duration,
 }
 
 /// A disk of a shared volume, as its owner uses it.
@@ -72,6 +74,11 @@ pub struct RoutedBacking {
     epoch: u64,
     /// The time at which a coordinator is asked for again.
     ask_at: Nanos,
+    /// Longest time without a coordinator, and its end; [`Nanos::NEVER`] while there is one, or when it is over.
+    coordinator_wait: Duration,
+    overdue_at: Nanos,
+    /// Nobody has heard of that yet.
+    newly_overdue: bool,
     /// This node's path, if it has one.
     lun: Option<UringEngine>,
     /// The LUN has refused this node's I/O: it is fenced until it is told otherwise.
@@ -139,6 +146,9 @@ impl RoutedBacking {
             depth: options.depth.max(1),
             epoch: 0,
             ask_at: Nanos(0),
+            coordinator_wait: options.coordinator_wait,
+            overdue_at: reactor.now() + options.coordinator_wait,
+            newly_overdue: false,
             lun: lun.map(|lun| UringEngine::new(SharedFile::new(lun), id)),
             fenced: false,
             newly_fenced: false,
@@ -208,12 +218,10 @@ impl RoutedBacking {
         self.link.close(reactor);
         self.parts.retain(|_, part| part.route == Route::Direct);
         self.held[BY_COORDINATOR].clear();
+        if self.core.has_coordinator() {
+            self.overdue_at = reactor.now() + self.coordinator_wait;
+        }
         self.step(reactor, router::Event::CoordinatorLost);
-    }
-
-    /// Every request goes through the coordinator's filesystem, or does not any more.
-    pub fn go_through_filesystem(&mut self, reactor: &mut Reactor, wanted: bool) {
-        self.step(reactor, router::Event::ThroughFilesystem(wanted));
     }
 
     /// The disk is closed here: requests fail, but for those that are under way on the LUN.
@@ -307,6 +315,7 @@ impl RoutedBacking {
             }
             ToOwner::Welcome { epoch, .. } => {
                 self.coordinator_epoch = epoch;
+                self.overdue_at = Nanos::NEVER;
                 self.step(reactor, router::Event::CoordinatorFound);
             }
             ToOwner::Answer { id, result, grants, data } => {
@@ -343,6 +352,16 @@ impl RoutedBacking {
                 return;
             }
         }
+    }
+
+    /// Whoever waits for a coordinator has waited for long enough.
+    fn check_overdue(&mut self, reactor: &mut Reactor) {
+        if self.abandoned || reactor.now() < self.overdue_at {
+            return;
+        }
+        (self.overdue_at, self.newly_overdue) = (Nanos::NEVER, true);
+        let error = IoError::new(ErrorKind::Operator, Code::Io, "waiting for the coordinator of a volume");
+        self.step(reactor, router::Event::CoordinatorOverdue(error));
     }
 
     /// Looks whether the LUN can be reached again.
@@ -499,6 +518,7 @@ impl Layer for RoutedBacking {
 
     fn advance(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
         self.receive(reactor);
+        self.check_overdue(reactor);
         self.begin_held(reactor);
         self.probe(reactor);
         // What was sent to a coordinator here may be answered at once.
@@ -517,7 +537,8 @@ impl Layer for RoutedBacking {
         let probe = if self.core.has_path() || self.fenced { Nanos::NEVER } else { self.probe_at };
         let ask = if self.link.is_there() || self.abandoned { Nanos::NEVER } else { self.ask_at };
         let more = if self.link.has_more() { self.more_at } else { Nanos::NEVER };
-        probe.min(self.retry_at).min(ask).min(more)
+        let overdue = if self.abandoned { Nanos::NEVER } else { self.overdue_at };
+        probe.min(self.retry_at).min(ask).min(more).min(overdue)
     }
 
     fn in_flight(&self) -> usize {
@@ -572,7 +593,8 @@ impl Backing for RoutedBacking {
             .with(Reason::UnallocatedExtent, self.core.redirects())
             .with(Reason::NoDiskConnectivity, !path && !self.fenced)
             .with(Reason::Fenced, self.fenced)
-            .with(Reason::CoordinatorMoving, !coordinator);
+            .with(Reason::CoordinatorMoving, !coordinator)
+            .with(Reason::RecoveryFailed, self.core.is_overdue());
         Some(RouteStatus { state, reasons, counts: self.counts })
     }
 }
@@ -611,6 +633,10 @@ impl SharedDisk for RoutedBacking {
         std::mem::take(&mut self.newly_fenced)
     }
 
+    fn is_newly_overdue(&mut self) -> bool {
+        std::mem::take(&mut self.newly_overdue)
+    }
+
     fn drop_leases(&mut self, reactor: &mut Reactor, number: u64) {
         self.disconnect(reactor, None);
         self.step(reactor, router::Event::Drop(number));
@@ -624,6 +650,12 @@ impl SharedDisk for RoutedBacking {
     fn admitted(&mut self) {
         (self.fenced, self.newly_fenced) = (false, false);
         self.probe_at = Nanos(0);
+    }
+
+    fn go_through_filesystem(&mut self, reactor: &mut Reactor, wanted: bool) {
+        if wanted != self.core.goes_through_filesystem() {
+            self.step(reactor, router::Event::ThroughFilesystem(wanted));
+        }
     }
 
     fn abandon(&mut self, reactor: &mut Reactor) {

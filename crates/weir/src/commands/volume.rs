@@ -53,6 +53,9 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
             let done = client.confirm_fenced(&volume, &ConfirmFenced { node, dry_run })?;
             print(global.output, &done, confirmed)
         }
+        VolumeCommand::Redirect { volume, redirected } => {
+            print(global.output, &client.set_redirected(&volume, redirected)?, show)
+        }
         VolumeCommand::List => {
             print(global.output, &Volumes { volumes: client.volumes()? }, |Volumes { volumes }| {
                 let row = |volume: &VolumeView| {
@@ -135,6 +138,7 @@ fn of_lun(lun: &LunView) -> Vec<(&'static str, String)> {
         ("may have it mounted", or_none(Some(lun.mounts.join(", ")).filter(|mounts| !mounts.is_empty()))),
         ("this node", lun.phase.clone()),
         ("fencing", lun.fencing.clone()),
+        ("redirected", if lun.redirected { "on, all I/O of all nodes".into() } else { "off".to_owned() }),
     ];
     if let (Some(size), Some(free)) = (lun.size_bytes, lun.free_bytes) {
         rows.insert(3, ("size", format!("{}, {} free", about(size), about(free))));

@@ -152,7 +152,7 @@ impl Turning {
         }
         self.last_opening += 1;
         let number = self.last_opening;
-        match self.opener.start(number, &open.backing, Disk::backing_options(&open)) {
+        match self.opener.start(number, &open.backing, Disk::backing_options(&open, &self.config)) {
             Ok(()) => self.openings.push(Opening { number, open, since, waiting: Some(done) }),
             Err(reason) => answer(done, Err(reason)),
         }

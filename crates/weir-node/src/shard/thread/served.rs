@@ -13,7 +13,7 @@ use weir_volume::lun::serving::ServedDisk;
 use super::Turning;
 use crate::shard::answer;
 use crate::shard::dispatch::Target;
-use crate::shard::messages::{OpenedServed, ServedChange};
+use crate::shard::messages::{Notice, OpenedServed, ServedChange};
 
 /// A disk that waits for memory gets another turn after this long.
 const WAITS_AGAIN: Duration = Duration::from_millis(1);
@@ -161,6 +161,9 @@ impl Turning {
             served.disk.borrow_mut().advance(&mut self.reactor);
             served.answer_changes();
             let name = served.name.clone();
+            if served.disk.borrow_mut().is_newly_refused() {
+                self.unsent.push(Notice::Fenced { disk: name.clone() });
+            }
             self.touch(&name);
             if self.served[slot].disk.borrow().is_over() {
                 let served = self.served.remove(slot);

@@ -173,6 +173,14 @@ impl Mounted {
         Ok((bytes(space.f_blocks), bytes(space.f_bavail)))
     }
 
+    /// Whether it does nothing any more: a filesystem that cannot write to its LUN shuts down, and all that it is asked for fails from then
+    /// on, until it is mounted again. (XFS refuses `fstat`, ext4 `fsync`; one that ext4 has made read-only refuses neither, so its errors
+    /// count by themselves: `EROFS`.) Blocks on the LUN.
+    #[must_use]
+    pub fn is_shut_down(&self) -> bool {
+        rustix::fs::fstat(&self.root).is_err() || rustix::fs::fsync(&self.root).is_err()
+    }
+
     /// Makes everything that was done in it durable.
     ///
     /// # Errors

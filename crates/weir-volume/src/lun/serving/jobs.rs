@@ -174,17 +174,10 @@ impl ServedDisk {
     ) {
         let done = result.map_err(|errno| IoError::from_errno(errno, "I/O of the volume's coordinator"));
         match self.slots.get(slot) {
-            Some(Slot::Flush(_)) => {
-                if let Err(error) = done {
-                    self.hold_answer_if_fenced(reactor, error);
-                }
-                if let Slot::Flush(Flush { id, connection }) = self.slots.remove(slot)
-                    && connection == self.connection
-                    && self.peer.is_there()
-                {
-                    self.peer.send(ToOwner::Flushed { id, result: done.map(drop) });
-                }
-            }
+            Some(Slot::Flush(_)) => match done {
+                Ok(_) => self.flushed(slot, Ok(())),
+                Err(error) => self.judge(reactor, slot, error),
+            },
             Some(Slot::Job(Working { what, .. })) => match (*what, done) {
                 (Job::Request { request, .. }, Ok(_)) if request.kind == Kind::Write => {
                     match self.is_in_place(request.range) {
@@ -261,6 +254,7 @@ impl ServedDisk {
                 self.ahead.done(matches!(allocated, Ok(Some(_))));
                 self.finish_with(reactor, slot, allocated.map(Option::unwrap_or_default));
             }
+            Done::Judged(slot, error, is_shut_down) => self.judged(reactor, slot, error, is_shut_down),
         }
     }
 
@@ -279,21 +273,55 @@ impl ServedDisk {
         result: Result<(), IoError>,
         layout: Vec<Piece>,
     ) {
+        match result {
+            Ok(()) => self.end(reactor, slot, Ok(()), layout),
+            Err(error) => self.judge(reactor, slot, error),
+        }
+    }
+
+    /// An operation has failed. What a node has to say of the storage that is fenced, or whose filesystem has shut down, is no answer: its
+    /// owner waits for another coordinator (P9).
+    fn judge(&mut self, reactor: &mut Reactor, slot: usize, error: IoError) {
+        match error.errno {
+            libc::EBADE | libc::EPERM | libc::EROFS => self.judged(reactor, slot, error, true),
+            libc::EIO => {
+                let mounted = Arc::clone(&self.mounted);
+                let look = move || Done::Judged(slot, error, mounted.is_shut_down());
+                if self.short.ask(reactor, look, Done::Judged(slot, error, true)).is_err() {
+                    self.judged(reactor, slot, error, true);
+                }
+            }
+            _ => self.judged(reactor, slot, error, false),
+        }
+    }
+
+    fn judged(&mut self, reactor: &mut Reactor, slot: usize, error: IoError, is_no_answer: bool) {
+        if is_no_answer {
+            self.newly_refused = true;
+            self.drop_peer(reactor, Some(&PeerError::Refused(error)));
+        }
+        match self.slots.get(slot) {
+            Some(Slot::Flush(_)) => self.flushed(slot, Err(error)),
+            Some(Slot::Job(_)) => self.end(reactor, slot, Err(error), Vec::new()),
+            None => {}
+        }
+    }
+
+    fn flushed(&mut self, slot: usize, result: Result<(), IoError>) {
+        if let Slot::Flush(Flush { id, connection }) = self.slots.remove(slot)
+            && connection == self.connection
+            && self.peer.is_there()
+        {
+            self.peer.send(ToOwner::Flushed { id, result });
+        }
+    }
+
+    fn end(&mut self, reactor: &mut Reactor, slot: usize, result: Result<(), IoError>, layout: Vec<Piece>) {
         if !self.slots.contains(slot) {
             return;
         }
         let Slot::Job(Working { job, what }) = self.slots.remove(slot) else { return };
-        if let Err(error) = &result {
-            self.hold_answer_if_fenced(reactor, *error);
-        }
         self.executed(reactor, job, result, if layout.is_empty() { self.known(what) } else { layout });
-    }
-
-    /// What a fenced node has to say of the storage is no answer.
-    fn hold_answer_if_fenced(&mut self, reactor: &mut Reactor, error: IoError) {
-        if matches!(error.errno, libc::EBADE | libc::EPERM) {
-            self.drop_peer(reactor, Some(&PeerError::Fenced(error)));
-        }
     }
 
     /// What is known of a job's range.

@@ -91,6 +91,8 @@ enum Done {
     Committed(Vec<Layout>),
     Looked(usize, Layout),
     Allocated(usize, Result<Option<Vec<Piece>>, IoError>),
+    /// An error of a slot, and whether the filesystem has shut down.
+    Judged(usize, IoError, bool),
 }
 
 /// A request's data, until it begins.
@@ -109,7 +111,7 @@ pub struct ServedDisk {
     owner_epoch: u64,
     id: OwnerId,
     /// Kept while anything may be under way: the unmount waits for it.
-    _mounted: Arc<Mounted>,
+    mounted: Arc<Mounted>,
     work: Arc<WorkFile>,
     file: UringEngine,
     lun: UringEngine,
@@ -143,6 +145,8 @@ pub struct ServedDisk {
     changed: Vec<(u64, Result<(), IoError>)>,
     pool: BufferPool,
     zeroes: Rc<Region>,
+    /// The LUN, or the filesystem, has refused I/O, and nobody has heard of that yet.
+    newly_refused: bool,
     stops: bool,
 }
 
@@ -165,7 +169,7 @@ impl ServedDisk {
             epoch,
             owner_epoch: owner.unwrap_or(0),
             id,
-            _mounted: mounted,
+            mounted,
             work,
             file: UringEngine::new(SharedFile::new(file), id),
             lun: UringEngine::new(SharedFile::new(lun), id),
@@ -189,6 +193,7 @@ impl ServedDisk {
             changed: Vec::new(),
             pool: BufferPool::new(MEMORY),
             zeroes: Rc::new(Region::new(ZEROES)?),
+            newly_refused: false,
             stops: false,
         })
     }
@@ -281,6 +286,11 @@ impl ServedDisk {
         // Those that have begun are not among them.
         let waiting = std::mem::take(&mut self.changes).into_keys();
         self.changed.extend(waiting.map(|number| (number, Err(STOPPING))));
+    }
+
+    /// Whether the LUN has refused I/O since the last call, or the filesystem has shut down: this node cannot coordinate the volume.
+    pub fn is_newly_refused(&mut self) -> bool {
+        std::mem::take(&mut self.newly_refused)
     }
 
     /// It has stopped, and nothing of it is under way.

@@ -30,9 +30,10 @@ pub enum PeerError {
         /// The present one.
         now: u64,
     },
-    /// The LUN refuses this node's I/O: another one coordinates the volume by now, or soon. The owner goes there, and its guest waits (P9).
-    #[error("the LUN refuses the I/O of this node, which is fenced: {0}")]
-    Fenced(IoError),
+    /// The LUN refuses this node's I/O, or the filesystem has shut down: another one coordinates the volume by now, or soon. The owner goes
+    /// there, and its guest waits (P9).
+    #[error("the LUN refuses the I/O of this node, or the filesystem has shut down: {0}")]
+    Refused(IoError),
 }
 
 /// How far a connection is.
