@@ -82,7 +82,8 @@ impl Load {
         format!("{} {}k qd{}", self.access, self.block.0 >> 10, self.depth)
     }
 
-    fn workload(&self) -> Workload {
+    /// The same, for Weir's generator.
+    pub fn workload(&self) -> Workload {
         Workload {
             access: self.access,
             queue_depth: self.depth,
@@ -124,7 +125,8 @@ impl Driver {
     }
 }
 
-fn with_weir(target: &Target, load: &Load) -> Outcome<Figures> {
+/// Drives any target with Weir's generator, in this process.
+pub fn with_weir(target: &Target, load: &Load) -> Outcome<Figures> {
     let summary = run(target, &load.workload(), true, &Monitor::new())?;
     if let Some(error) = &summary.first_error {
         return Err(Failure(format!("{target}: {error}")));
@@ -132,7 +134,28 @@ fn with_weir(target: &Target, load: &Load) -> Outcome<Figures> {
     Ok(figures(&summary, load.warmup))
 }
 
-fn figures(summary: &Summary, warmup: Duration) -> Figures {
+/// One sequential pass of writes.
+pub fn whole() -> Workload {
+    Workload {
+        access: Access::Write,
+        block_size: Size(1 << 20),
+        queue_depth: 4,
+        runtime: None,
+        ..Workload::default()
+    }
+}
+
+/// Writes all of a target once.
+pub fn fill(target: &Target) -> Outcome<()> {
+    let summary = run(target, &whole(), true, &Monitor::new())?;
+    match summary.first_error {
+        Some(error) => Err(Failure(format!("{target} cannot be filled: {error}"))),
+        None => Ok(()),
+    }
+}
+
+/// The figures of a run of Weir's generator.
+pub fn figures(summary: &Summary, warmup: Duration) -> Figures {
     let latency = summary.kinds.first().map(|kind| kind.latency_ns).unwrap_or_default();
     Figures {
         iops: summary.iops(),

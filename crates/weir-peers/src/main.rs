@@ -11,6 +11,7 @@ mod driver;
 mod error;
 mod floor;
 mod interrupt;
+mod lun;
 mod machine;
 mod process;
 mod profile;
@@ -46,7 +47,7 @@ struct Arguments {
     /// Seconds of each measurement; 2, or 0.1 with --short.
     #[arg(long)]
     seconds: Option<f64>,
-    /// Only cells whose name begins with this text; the sections are generator, nbd unix, nbd tcp, write-back+1, tls, media, neighbour, profile.
+    /// Only cells whose name begins with this text; the sections are generator, nbd unix, nbd tcp, write-back+1, tls, media, volume, routes, neighbour, profile.
     #[arg(long, default_value = "")]
     only: String,
     /// The `weir` program.

@@ -6,7 +6,7 @@ use std::process::Command;
 
 use weir_nbd::Uri;
 
-use crate::error::Outcome;
+use crate::error::{Failure, Outcome};
 use crate::process::Process;
 
 /// A server that exports a disk. It runs until it is dropped.
@@ -127,12 +127,38 @@ pub fn qemu(workspace: &Workspace, transport: Transport) -> Outcome<Peer> {
     Ok(Peer { name: "qemu-storage-daemon", uri, processes: vec![process] })
 }
 
+/// On a LUN itself.
+pub const QEMU_ON_LUN: &str = "qemu-s-d, raw LUN";
+/// On a qcow2 image on a LUN.
+pub const QEMU_QCOW2: &str = "qemu-s-d, qcow2 on LUN";
+
+/// `qemu-storage-daemon` on a block device.
+pub fn qemu_on_lun(workspace: &Workspace, device: &Path) -> Outcome<Peer> {
+    let uri = workspace.uri(Transport::Unix, "qemu-lun", "disk")?;
+    let process = storage_daemon(&uri, &[device_node("disk0", device)], "disk0")?;
+    Ok(Peer { name: QEMU_ON_LUN, uri, processes: vec![process] })
+}
+
+/// `qemu-storage-daemon` on a new qcow2 image of the workspace's size on a block device, as on a logical volume of a shared LUN.
+pub fn qemu_qcow2_on_lun(workspace: &Workspace, device: &Path) -> Outcome<Peer> {
+    let mut create = Command::new("qemu-img");
+    create.args(["create", "-q", "-f", "qcow2"]).arg(device).arg(workspace.size.to_string());
+    let created = create.output().map_err(Failure::of("qemu-img (`make setup` installs it)"))?;
+    if !created.status.success() {
+        return Err(Failure(format!("qemu-img create: {}", String::from_utf8_lossy(&created.stderr))));
+    }
+    let uri = workspace.uri(Transport::Unix, "qemu-qcow2", "disk")?;
+    let image = "driver=qcow2,node-name=disk0,file=lun".to_owned();
+    let process = storage_daemon(&uri, &[device_node("lun", device), image], "disk0")?;
+    Ok(Peer { name: QEMU_QCOW2, uri, processes: vec![process] })
+}
+
 /// `qemu-storage-daemon` writing to two children at once: the RAM-backed file, and `nbdkit memory` over TCP. The
 /// remote child is nbdkit's since QEMU 7.2's client stalls on its own server over TCP.
 pub fn qemu_quorum(workspace: &Workspace) -> Outcome<Peer> {
     let mut remote = nbdkit_memory(workspace, Transport::Tcp)?;
     let weir_nbd::Address::Tcp { host, port } = &remote.uri.address else {
-        return Err(crate::error::Failure("the remote child is not on TCP".into()));
+        return Err(Failure("the remote child is not on TCP".into()));
     };
     let child = format!("driver=nbd,node-name=remote,server.type=inet,server.host={host},server.port={port}");
     let quorum =
@@ -146,6 +172,10 @@ pub fn qemu_quorum(workspace: &Workspace) -> Outcome<Peer> {
 
 fn file_node(name: &str, file: &Path) -> String {
     format!("driver=file,node-name={name},filename={},aio=io_uring,cache.direct=on", file.display())
+}
+
+fn device_node(name: &str, device: &Path) -> String {
+    format!("driver=host_device,node-name={name},filename={},aio=io_uring,cache.direct=on", device.display())
 }
 
 fn storage_daemon(uri: &Uri, nodes: &[String], exported: &str) -> Outcome<Process> {

@@ -7,7 +7,9 @@ mod generator;
 mod media;
 mod neighbour;
 mod profiles;
+mod routes;
 mod tls;
+mod volume;
 
 pub use neighbour::compute;
 
@@ -106,13 +108,15 @@ pub struct Suite<'a> {
 type Section<'a> = (&'static str, fn(&mut Suite<'a>) -> Outcome<()>);
 
 impl<'a> Suite<'a> {
-    const SECTIONS: [Section<'a>; 8] = [
+    const SECTIONS: [Section<'a>; 10] = [
         ("generator", Suite::generator),
         ("nbd unix", |suite| suite.one_copy(Transport::Unix)),
         ("nbd tcp", |suite| suite.one_copy(Transport::Tcp)),
         ("write-back+1", Suite::two_copies),
         ("tls", Suite::tls),
         ("media", Suite::media),
+        ("volume", Suite::volume),
+        ("routes", Suite::routes_on_a_disk),
         ("neighbour", Suite::neighbour),
         ("profile", Suite::profiles),
     ];

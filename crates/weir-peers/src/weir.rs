@@ -5,14 +5,12 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 use weir_block::Nanos;
-use weir_block::size::Size;
 use weir_lab::{Lab, LabConfig, LabFlash};
-use weir_load::run::{Monitor, run};
 use weir_load::target::Target;
-use weir_load::workload::{Access, Workload};
 use weir_nbd::Uri;
 use weir_node::api::{CreateDisk, CreateVolume, Export, Medium};
 
+use crate::driver::fill;
 use crate::error::{Failure, Outcome};
 use crate::server::{Server, Transport, Workspace};
 
@@ -111,7 +109,7 @@ impl Cluster {
         };
         let cluster = Cluster { name, lab, uri, _directories: [home, data] };
         cluster.wait_for(policy)?;
-        cluster.fill()?;
+        fill(&Target::Nbd(cluster.uri.clone()))?;
         cluster.settle()?;
         Ok(cluster)
     }
@@ -137,21 +135,6 @@ impl Cluster {
                 )));
             }
             std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-
-    fn fill(&self) -> Outcome<()> {
-        let pass = Workload {
-            access: Access::Write,
-            block_size: Size(1 << 20),
-            queue_depth: 4,
-            runtime: None,
-            ..Workload::default()
-        };
-        let summary = run(&Target::Nbd(self.uri.clone()), &pass, true, &Monitor::new())?;
-        match summary.first_error {
-            Some(error) => Err(Failure(format!("the disk cannot be filled: {error}"))),
-            None => Ok(()),
         }
     }
 }

@@ -13,7 +13,7 @@ use serde_json::Value;
 const BOTH: &[&str] = &["weir", "fio"];
 const OWN: &[&str] = &["-"];
 type Rows = &'static [(&'static str, &'static [&'static str])];
-const CELLS: [(&str, Rows); 13] = [
+const CELLS: [(&str, Rows); 16] = [
     ("generator null", &[("null", BOTH)]),
     ("generator file", &[("weir", OWN), ("fio io_uring", OWN), ("fio io_uring, batched", OWN)]),
     ("generator nbd unix randread 4k qd32 on nbdkit memory", &[("nbdkit memory", BOTH)]),
@@ -49,6 +49,40 @@ const CELLS: [(&str, Rows); 13] = [
             ("write-back+1 on flash", &["weir"]),
             ("bare echo", OWN),
             ("bare synced write 8k qd1", OWN),
+        ],
+    ),
+    (
+        "volume backing randread 4k qd32",
+        &[
+            ("raw LUN", OWN),
+            ("direct, coordinator", OWN),
+            ("direct, other node", OWN),
+            ("file-redirected, local", OWN),
+            ("file-redirected, tcp", OWN),
+            ("block-redirected, tcp", OWN),
+        ],
+    ),
+    (
+        "routes write 8k qd8",
+        &[
+            ("raw LUN", OWN),
+            ("direct, coordinator", OWN),
+            ("direct, other node", OWN),
+            ("file-redirected, local", OWN),
+            ("file-redirected, tcp", OWN),
+            ("block-redirected, tcp", OWN),
+        ],
+    ),
+    (
+        "volume nbd randread 4k qd32",
+        &[
+            ("direct, coordinator", &["weir"]),
+            ("direct, other node", &["weir"]),
+            ("file-redirected, local", &["weir"]),
+            ("file-redirected, tcp", &["weir"]),
+            ("block-redirected, tcp", &["weir"]),
+            ("qemu-s-d, raw LUN", &["weir"]),
+            ("qemu-s-d, qcow2 on LUN", &["weir"]),
         ],
     ),
     (

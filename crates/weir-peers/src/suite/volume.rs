@@ -1,0 +1,139 @@
+//! A disk of a shared volume on a LUN in memory: by each route, beside the LUN itself, and beside what people use instead.
+
+use std::path::Path;
+
+use weir_load::target::Target;
+use weir_load::workload::Access;
+
+use super::{OWN, Subject, Suite, served};
+use crate::comparison::Comparison;
+use crate::driver::{Driver, Load, fill, with_weir};
+use crate::error::Outcome;
+use crate::lun::{RamLun, SharedVolume, Way};
+use crate::row::{Cell, Metric};
+use crate::server::{self, Server};
+
+/// The LUN without a volume, under the same generator.
+const RAW: &str = "raw LUN";
+/// Beyond the disk, for the tables of a qcow2 image, in bytes.
+const TABLES: u64 = 64 << 20;
+
+/// Target for requests per second at depth, as a fraction of the LUN's own.
+fn target(way: Way) -> f64 {
+    match way {
+        Way::DirectHere | Way::Direct => 0.97,
+        Way::FileHere => 0.90,
+        Way::FileThere | Way::BlockThere => 0.70,
+    }
+}
+
+impl Suite<'_> {
+    /// The generator within the disk's owner, below the accelerator; and guests' requests over NBD.
+    pub(super) fn volume(&mut self) -> Outcome<()> {
+        let layer = self.wanted(|load: &Load| format!("volume backing {}", load.name()), self.volume_loads());
+        let nbd = self.wanted(|load: &Load| format!("volume nbd {}", load.name()), self.volume_loads());
+        if layer.is_empty() && nbd.is_empty() {
+            return Ok(());
+        }
+        let size = self.workspace.size;
+        // After the volume.
+        let lun = RamLun::empty(self.workspace, SharedVolume::lun_size(size), 2)?;
+        let volume = SharedVolume::start(self.weir, self.workspace, lun.paths(), size)?;
+        let raw = RamLun::filled(self.workspace, size)?;
+        for load in layer {
+            let cell = self.routes(&format!("volume backing {}", load.name()), &volume, raw.path(), load)?;
+            self.beside_raw(&cell, metric(&load), |way| (load.depth > 1).then(|| target(way)));
+            self.finish(cell, metric(&load));
+        }
+        if nbd.is_empty() {
+            return Ok(());
+        }
+        let image = RamLun::empty(self.workspace, size + TABLES, 1)?;
+        let peers = [
+            server::qemu_on_lun(self.workspace, raw.path())?,
+            server::qemu_qcow2_on_lun(self.workspace, image.path())?,
+        ];
+        fill(&Target::Nbd(peers[1].uri().clone()))?;
+        for load in nbd {
+            let cell =
+                self.exports_of_volume(&format!("volume nbd {}", load.name()), &volume, &peers, load)?;
+            self.beside_qemu(&cell, &load);
+            self.finish(cell, metric(&load));
+        }
+        Ok(())
+    }
+
+    fn volume_loads(&self) -> Vec<Load> {
+        let loads =
+            [(Access::RandRead, 32), (Access::RandWrite, 32), (Access::RandRead, 1), (Access::RandWrite, 1)];
+        loads.into_iter().map(|(access, depth)| self.load(access, depth)).collect()
+    }
+
+    /// The generator on the LUN alone, and in the owner of a disk by each route.
+    pub(super) fn routes(&self, cell: &str, volume: &SharedVolume, raw: &Path, load: Load) -> Outcome<Cell> {
+        let mut subjects = vec![Subject {
+            name: RAW.into(),
+            driver: OWN,
+            pids: Vec::new(),
+            measure: Box::new(move || Ok(with_weir(&Target::Path(raw.into()), &load)?.into())),
+        }];
+        subjects.extend(Way::ALL.map(|way| Subject {
+            name: way.name().into(),
+            driver: OWN,
+            pids: volume.pids(),
+            measure: Box::new(move || Ok(volume.drive(way, &load)?.into())),
+        }));
+        self.rounds(cell, &subjects)
+    }
+
+    fn exports_of_volume(
+        &self,
+        cell: &str,
+        volume: &SharedVolume,
+        peers: &[server::Peer],
+        load: Load,
+    ) -> Outcome<Cell> {
+        let mut subjects = Vec::new();
+        for way in Way::ALL {
+            let uri = volume.uri(way)?;
+            subjects.push(Subject {
+                name: way.name().into(),
+                driver: Driver::Weir.name(),
+                pids: volume.pids(),
+                measure: Box::new(move || {
+                    volume.take(way)?;
+                    Ok(Driver::Weir.drive(&uri, &load)?.into())
+                }),
+            });
+        }
+        subjects.extend(peers.iter().map(|peer| served(peer, Driver::Weir, load)));
+        self.rounds(cell, &subjects)
+    }
+
+    pub(super) fn beside_raw(&mut self, cell: &Cell, metric: Metric, target: impl Fn(Way) -> Option<f64>) {
+        let Some(raw) = cell.under(RAW, OWN) else { return };
+        for way in Way::ALL {
+            let ours = cell.under(way.name(), OWN);
+            let compared = ours.and_then(|ours| Comparison::of(&cell.name, metric, ours, raw));
+            self.compare(&cell.name, compared, target(way));
+        }
+    }
+
+    fn beside_qemu(&mut self, cell: &Cell, load: &Load) {
+        let driver = Driver::Weir.name();
+        let Some(ours) = cell.under(Way::Direct.name(), driver) else { return };
+        for peer in [server::QEMU_ON_LUN, server::QEMU_QCOW2] {
+            let second = if load.depth == 1 { Metric::Iops } else { Metric::PerServerCpu };
+            for metric in [metric(load), second] {
+                let theirs = cell.under(peer, driver);
+                let compared = theirs.and_then(|theirs| Comparison::of(&cell.name, metric, ours, theirs));
+                self.compare(&cell.name, compared, None);
+            }
+        }
+    }
+}
+
+/// Latency for a single request in flight, throughput for several.
+fn metric(load: &Load) -> Metric {
+    if load.depth == 1 { Metric::P50 } else { Metric::Iops }
+}
