@@ -645,6 +645,7 @@ fn without_a_coordinator_for_too_long_requests_fail_and_nothing_is_lost() {
         world.drain();
         assert_eq!(world.errors, [], "direct I/O goes on");
         world.mount_again();
+        world.until("no coordinator is found", |world| world.owner.has_coordinator());
         world.load(2_000, 16 * MIB / BLOCK, |_| {});
         assert!(!reasons(&world).contains(&"recovery-failed"), "{:?}", reasons(&world));
         world.end();
