@@ -18,9 +18,11 @@
 //! | `POST /v1/disks/NAME/follow` ([`Follow`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/limit` ([`SetLimit`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/resize` ([`Resize`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/lengthen` ([`Resize`]) | [`Resize`]: only the file; for other nodes |
 //! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
 //! | `GET /v1/disks/NAME/snapshots`, `POST /v1/disks/NAME/snapshots` ([`CreateSnapshot`]) | [`Snapshots`]: all; those that were made |
 //! | `POST /v1/disks/NAME/delete-snapshot` ([`DeleteSnapshot`]) | [`SnapshotView`] |
+//! | `POST /v1/disks/NAME/rollback` ([`RollBack`]) | [`RolledBack`] |
 //! | `POST /v1/disks/NAME/clone` ([`CloneDisk`]) | [`DiskView`], of the clone |
 //! | `POST /v1/disks/NAME/barrier` ([`Barrier`]) | [`BarrierStood`]; for other nodes |
 //! | `GET /v1/disks/NAME/meters` | [`Meters`] |
@@ -818,6 +820,41 @@ pub struct DeleteSnapshot {
     /// Only say what would be deleted.
     #[serde(default)]
     pub dry_run: bool,
+}
+
+/// Gives a disk that no client uses the content of one of its snapshots.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RollBack {
+    /// The snapshot's name.
+    pub snapshot: String,
+    /// The name of the snapshot that keeps the present content; absent: one with the present time.
+    #[serde(default)]
+    pub keep_as: Option<String>,
+    /// Keep no snapshot of the present content.
+    #[serde(default)]
+    pub discard_current: bool,
+    /// Only say what would be done.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// A disk that has gone back to a snapshot, or would.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.rolled-back/1")]
+pub struct RolledBack {
+    /// The disk.
+    pub disk: String,
+    /// The snapshot.
+    pub snapshot: String,
+    /// When that was made (RFC 3339).
+    pub made: String,
+    /// The snapshot that has the disk's content from before; absent if that is discarded.
+    pub kept: Option<String>,
+    /// The disk was open, and is closed now.
+    pub was_open: bool,
+    /// False for a dry run.
+    pub done: bool,
 }
 
 /// Makes a disk that begins as a snapshot of another one, in the same volume.

@@ -25,8 +25,8 @@ use crate::api::{
     ApiError, ApiErrorKind, CloneDisk, ConfirmFenced, ConfirmedFenced, CreateDisk, CreateSnapshot,
     CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted, DeletedVolume, DiskLimit, DiskView, Disks,
     DrainNode, Elsewhere, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus,
-    NodeWork, Owned, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy, SnapshotView, Snapshots,
-    VolumePlan, VolumeView, Volumes,
+    NodeWork, Owned, RecordProfile, Resize, RollBack, RolledBack, RunLoad, SetLimit, SetPolicy, SnapshotView,
+    Snapshots, VolumePlan, VolumeView, Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
@@ -416,6 +416,15 @@ impl Client {
         self.post(&of_disk(disk, "/delete-snapshot")?, &delete)
     }
 
+    /// Gives a disk the content of one of its snapshots, or says what would be done.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn roll_back(&self, disk: &str, wanted: &RollBack) -> Result<RolledBack, ApiError> {
+        let patience = self.patience + ROLLBACK;
+        self.call(Method::POST, &of_disk(disk, "/rollback")?, encode(wanted)?, patience)
+    }
+
     /// Makes a disk that begins as a snapshot of another one, or as that disk is now.
     ///
     /// # Errors
@@ -574,6 +583,9 @@ impl Client {
 /// Longest time that a snapshot takes: until the backing has what the log has, and the copy.
 pub(crate) const SNAPSHOT: Duration = Duration::from_secs(REACHED.as_secs() + HELD.as_secs() + 15);
 
+/// Longest time that a disk takes to go back to a snapshot: until it is destaged and closed, and two copies.
+pub(crate) const ROLLBACK: Duration = Duration::from_secs(90);
+
 /// The header of a request between nodes that names the intended process ([`NodeRef`]). Any other process refuses the request.
 pub(crate) const INTENDED_FOR: &str = "weir-intended-for";
 
@@ -612,7 +624,16 @@ impl Other<'_> {
 
     /// Requests the state that only this node knows, of the disks that it owns; for use inside an async runtime.
     pub(crate) async fn owned(&self, patience: Duration) -> Result<Owned, ApiError> {
-        let asked = Asked { method: Method::GET, path: "/v1/owned", body: Vec::new(), to: Some(self) };
+        self.get("/v1/owned", patience).await
+    }
+
+    /// Requests what a path has; for use inside an async runtime.
+    pub(crate) async fn get<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        patience: Duration,
+    ) -> Result<T, ApiError> {
+        let asked = Asked { method: Method::GET, path, body: Vec::new(), to: Some(self) };
         let (status, answer) = patiently(self.at, asked, patience).await?;
         decode(self.at, status, &answer)
     }

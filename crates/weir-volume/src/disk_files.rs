@@ -13,7 +13,7 @@ use rustix::fs::{FileType, RenameFlags};
 use crate::error::VolumeError;
 use crate::lun::filesystem::{FilesystemError, Mounted};
 use crate::snapshot::{self, Entry, Files};
-use crate::volume::{DirVolume, check_size};
+use crate::volume::{DirVolume, check_size, grow};
 
 /// Makes, measures and removes the files of disks. Everything blocks.
 pub trait DiskFiles: Files + Send + Sync {
@@ -34,6 +34,12 @@ pub trait DiskFiles: Files + Send + Sync {
     /// # Errors
     /// As [`DirVolume::create_disk`].
     fn create_disk(&self, name: &str, size: u64) -> Result<(), VolumeError>;
+
+    /// Grows a disk's file to `size` bytes, durably. See [`DirVolume::lengthen`].
+    ///
+    /// # Errors
+    /// As [`DirVolume::lengthen`].
+    fn lengthen(&self, name: &str, size: u64) -> Result<(), VolumeError>;
 
     /// Removes a disk, durably. A missing one is no error.
     ///
@@ -78,6 +84,10 @@ impl DiskFiles for DirVolume {
         DirVolume::create_disk(self, name, size)
     }
 
+    fn lengthen(&self, name: &str, size: u64) -> Result<(), VolumeError> {
+        DirVolume::lengthen(self, name, size)
+    }
+
     fn delete_if_there(&self, name: &str) -> Result<(), VolumeError> {
         DirVolume::delete_if_there(self, name)
     }
@@ -112,6 +122,12 @@ impl Files for DirVolume {
             rustix::io::Errno::EXIST => VolumeError::Exists { name: to.to_owned(), path: path.clone() },
             error => VolumeError::from_io("renaming a file to", &path, error.into()),
         })
+    }
+
+    fn replace(&self, from: &str, to: &str) -> Result<(), VolumeError> {
+        let path = Files::path(self, to);
+        std::fs::rename(Files::path(self, from), &path)
+            .map_err(|error| VolumeError::from_io("renaming a file to", &path, error))
     }
 
     fn remove(&self, name: &str) -> Result<(), VolumeError> {
@@ -176,6 +192,15 @@ impl DiskFiles for LunVolume {
         self.0.sync().map_err(|error| as_volume_error("syncing", path, error))
     }
 
+    /// Nothing moves: what other nodes hold of the file stays where it is (`VOLUME.md` §1).
+    fn lengthen(&self, name: &str, size: u64) -> Result<(), VolumeError> {
+        let path = self.disk_path(name)?;
+        check_size(&path, size)?;
+        let file = Files::open(self, &DirVolume::file_of(name)?)?;
+        grow(&file, &path, size)?;
+        file.sync_all().map_err(|error| VolumeError::from_io("syncing", &path, error))
+    }
+
     fn delete_if_there(&self, name: &str) -> Result<(), VolumeError> {
         let (file, path) = (DirVolume::file_of(name)?, self.disk_path(name)?);
         match self.0.remove(&file) {
@@ -212,6 +237,11 @@ impl Files for LunVolume {
             }
             error => as_volume_error("renaming a file to", path, error),
         })
+    }
+
+    fn replace(&self, from: &str, to: &str) -> Result<(), VolumeError> {
+        let replaced = self.0.replace(from, to);
+        replaced.map_err(|error| as_volume_error("renaming a file to", self.path(to), error))
     }
 
     fn remove(&self, name: &str) -> Result<(), VolumeError> {

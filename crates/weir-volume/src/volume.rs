@@ -334,7 +334,7 @@ fn set_size(file: &File, path: &Path, size: u64) -> Result<(), VolumeError> {
 
 /// Grows a file to at least `size`. Allocating its last unit can never shrink it, even if a former owner's call arrives late and
 /// a newer one has grown the file further; setting the length could (P4).
-fn grow(file: &File, path: &Path, size: u64) -> Result<(), VolumeError> {
+pub(crate) fn grow(file: &File, path: &Path, size: u64) -> Result<(), VolumeError> {
     let present =
         || file.metadata().map(|it| it.len()).map_err(|error| VolumeError::from_io("examining", path, error));
     if present()? >= size {
