@@ -8,6 +8,7 @@
 //! | `POST /v1/nodes/NAME/forget` | [`NodeView`] |
 //! | `GET /v1/volumes`, `POST /v1/volumes` ([`CreateVolume`]) | [`Volumes`], [`VolumeView`] |
 //! | `POST /v1/volumes/plan` ([`CreateVolume`]) | [`VolumePlan`] |
+//! | `GET /v1/volumes/NAME/usage` | [`VolumeUsage`] |
 //! | `POST /v1/volumes/NAME/delete` ([`DeleteVolume`]) | [`DeletedVolume`] |
 //! | `POST /v1/volumes/NAME/confirm-fenced` ([`ConfirmFenced`]) | [`ConfirmedFenced`] |
 //! | `GET /v1/disks`, `POST /v1/disks` ([`CreateDisk`]) | [`Disks`], [`DiskView`] |
@@ -820,6 +821,60 @@ pub struct DeleteSnapshot {
     /// Only say what would be deleted.
     #[serde(default)]
     pub dry_run: bool,
+}
+
+/// What the disks and snapshots of a volume take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.volume-usage/1")]
+pub struct VolumeUsage {
+    /// The volume.
+    pub volume: String,
+    /// Bytes of its filesystem.
+    #[serde(rename = "size_bytes")]
+    pub size: u64,
+    /// Those that can still be used.
+    #[serde(rename = "available_bytes")]
+    pub available: u64,
+    /// Those that are used: `exclusive_bytes`, `shared_bytes` and `other_bytes`.
+    #[serde(rename = "used_bytes")]
+    pub used: u64,
+    /// Bytes that one disk or snapshot has alone.
+    #[serde(rename = "exclusive_bytes")]
+    pub exclusive: u64,
+    /// Bytes that several have, each counted once; absent if that is not known of all of them.
+    #[serde(rename = "shared_bytes")]
+    pub shared: Option<u64>,
+    /// Bytes of everything else: what the filesystem itself needs, and in a directory all other files; absent as `shared_bytes`.
+    #[serde(rename = "other_bytes")]
+    pub other: Option<u64>,
+    /// Nothing but the volume is on the filesystem.
+    pub filesystem_is_its_own: bool,
+    /// Disks and snapshots, by the names of their files.
+    pub items: Vec<UsageItem>,
+}
+
+/// What one file of a volume takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsageItem {
+    /// `disk` (a clone is one), `snapshot`, or `unfinished`: it is being made, or was when its maker ended, and is removed when a snapshot of
+    /// the disk is made.
+    pub kind: String,
+    /// The disk, `DISK@SNAPSHOT`, or the unfinished file.
+    pub name: String,
+    /// Bytes of the disk.
+    #[serde(rename = "size_bytes")]
+    pub size: u64,
+    /// Bytes of its blocks, those that it shares included.
+    #[serde(rename = "allocated_bytes")]
+    pub allocated: u64,
+    /// Bytes that no other file has: they are free when it is deleted. Absent if there was no time to look, or the filesystem cannot tell.
+    #[serde(rename = "exclusive_bytes")]
+    pub exclusive: Option<u64>,
+    /// Bytes that at least one other file has. Absent if there was no time to look, or the filesystem cannot tell.
+    #[serde(rename = "shared_bytes")]
+    pub shared: Option<u64>,
+    /// Pieces that it is in. Absent if there was no time to look, or the filesystem cannot tell.
+    pub extents: Option<u64>,
 }
 
 /// Gives a disk that no client uses the content of one of its snapshots.

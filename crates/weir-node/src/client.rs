@@ -26,7 +26,7 @@ use crate::api::{
     CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted, DeletedVolume, DiskLimit, DiskView, Disks,
     DrainNode, Elsewhere, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus,
     NodeWork, Owned, RecordProfile, Resize, RollBack, RolledBack, RunLoad, SetLimit, SetPolicy, SnapshotView,
-    Snapshots, VolumePlan, VolumeView, Volumes,
+    Snapshots, VolumePlan, VolumeUsage, VolumeView, Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
@@ -220,6 +220,15 @@ impl Client {
     /// As [`Client::status`].
     pub fn volumes(&self) -> Result<Vec<VolumeView>, ApiError> {
         self.get("/v1/volumes").map(|Volumes { volumes }| volumes)
+    }
+
+    /// What the disks and snapshots of a volume take.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn volume_usage(&self, name: &str) -> Result<VolumeUsage, ApiError> {
+        check(name)?;
+        self.call(Method::GET, &format!("/v1/volumes/{name}/usage"), Vec::new(), self.patience + USAGE)
     }
 
     /// Makes a volume.
@@ -585,6 +594,9 @@ pub(crate) const SNAPSHOT: Duration = Duration::from_secs(REACHED.as_secs() + HE
 
 /// Longest time that a disk takes to go back to a snapshot: until it is destaged and closed, and two copies.
 pub(crate) const ROLLBACK: Duration = Duration::from_secs(90);
+
+/// Longest time that a look at all files of a volume takes.
+pub(crate) const USAGE: Duration = Duration::from_secs(45);
 
 /// The header of a request between nodes that names the intended process ([`NodeRef`]). Any other process refuses the request.
 pub(crate) const INTENDED_FOR: &str = "weir-intended-for";

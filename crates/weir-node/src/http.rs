@@ -174,8 +174,10 @@ fn of_volume() -> Router<Operations> {
     let fenced = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<ConfirmFenced>| {
         json(ops.confirm_fenced(&name, it).await)
     };
+    let usage = async |Ops(ops): Ops, Name(name): Name| json(ops.volume_usage(&name).await);
     Router::new()
         .route("/v1/volumes", get(volumes).post(create))
+        .route("/v1/volumes/{name}/usage", get(usage))
         .route("/v1/volumes/plan", post(plan))
         .route("/v1/volumes/{name}/delete", post(delete))
         .route("/v1/volumes/{name}/confirm-fenced", post(fenced))

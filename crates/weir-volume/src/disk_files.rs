@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use rustix::fs::{FileType, RenameFlags};
+use rustix::fs::{FileType, RenameFlags, StatVfs};
 
 use crate::error::VolumeError;
 use crate::lun::filesystem::{FilesystemError, Mounted};
@@ -52,6 +52,30 @@ pub trait DiskFiles: Files + Send + Sync {
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::InvalidName`], or the system's.
     fn allocated(&self, name: &str) -> Result<u64, VolumeError>;
+
+    /// The whole filesystem.
+    ///
+    /// # Errors
+    /// The system's.
+    fn space(&self) -> Result<Space, VolumeError>;
+}
+
+/// A filesystem, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// All of it.
+    pub size: u64,
+    /// Not used by anything.
+    pub free: u64,
+    /// Those of them that everybody may use.
+    pub available: u64,
+}
+
+impl From<StatVfs> for Space {
+    fn from(found: StatVfs) -> Space {
+        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+        Space { size: bytes(found.f_blocks), free: bytes(found.f_bfree), available: bytes(found.f_bavail) }
+    }
 }
 
 /// Removes a disk that was made and never written, or the clone with the mark `clone` ([`snapshot::clone_disk`]). Any other file with data
@@ -94,6 +118,12 @@ impl DiskFiles for DirVolume {
 
     fn allocated(&self, name: &str) -> Result<u64, VolumeError> {
         DirVolume::allocated(self, name)
+    }
+
+    fn space(&self) -> Result<Space, VolumeError> {
+        let path = DirVolume::path(self);
+        let found = rustix::fs::statvfs(path);
+        found.map(Space::from).map_err(|error| VolumeError::from_io("measuring", path, error.into()))
     }
 }
 
@@ -213,6 +243,11 @@ impl DiskFiles for LunVolume {
         let (file, path) = (DirVolume::file_of(name)?, self.disk_path(name)?);
         let stat = self.0.stat(&file).map_err(|error| as_volume_error("examining", path, error))?;
         Ok(stat.st_blocks as u64 * 512)
+    }
+
+    fn space(&self) -> Result<Space, VolumeError> {
+        let failed = |error| as_volume_error("measuring", self.0.lun().to_owned(), error);
+        self.0.statvfs().map(Space::from).map_err(failed)
     }
 }
 

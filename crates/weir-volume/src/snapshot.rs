@@ -111,6 +111,11 @@ pub(crate) fn name_of(entry: &Entry) -> Option<(&str, &str)> {
     check(disk, name).ok().map(|()| (disk, name))
 }
 
+/// Whether a file is the unfinished part of something.
+pub(crate) fn is_unfinished(file: &str) -> bool {
+    file.contains('@') && file.ends_with(UNFINISHED)
+}
+
 impl Snapshot {
     fn of(entry: &Entry) -> Option<Snapshot> {
         let (disk, name) = name_of(entry)?;

@@ -189,6 +189,11 @@ impl DirVolume {
         Ok(format!("{name}{SUFFIX}"))
     }
 
+    /// The disk whose file has this name, if it can be one.
+    pub(crate) fn disk_of(file: &str) -> Option<&str> {
+        file.strip_suffix(SUFFIX).filter(|name| check_name(name).is_ok())
+    }
+
     /// Creates a sparse disk of `size` bytes (a multiple of 4096) that reads as zeroes. On return it is durable. After a failure
     /// its file may exist: only the caller knows whether it still owns the path, and then removes it with
     /// [`delete_unwritten`](crate::disk_files::delete_unwritten).

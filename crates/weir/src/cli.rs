@@ -364,9 +364,18 @@ pub enum VolumeCommand {
     },
     /// All volumes.
     List,
-    /// One volume and its disks.
+    /// One volume and its disks. `weir volume du` shows what they take.
     Show {
         /// Its name.
+        #[arg(add = completion::volumes())]
+        name: String,
+    },
+    /// What each disk and snapshot of a volume takes.
+    ///
+    /// EXCLUSIVE is free when it is deleted. SHARED are blocks that at least one other disk or snapshot has, too: they are free when the last
+    /// of them goes. A clone is a disk. After clones or snapshots are deleted, XFS may count blocks as shared for a while.
+    Du {
+        /// The volume.
         #[arg(add = completion::volumes())]
         name: String,
     },

@@ -10,6 +10,7 @@ mod nodes;
 mod owners;
 mod rollback;
 mod snapshots;
+mod usage;
 mod views;
 mod volumes;
 
