@@ -5,6 +5,7 @@ mod cluster;
 mod diagnose;
 mod disk;
 mod engine;
+mod image;
 mod node;
 mod prefill;
 mod profile;
@@ -28,9 +29,10 @@ pub use cluster::{ClusterCommand, OwnArgs};
 pub use diagnose::DiagnoseArgs;
 pub use disk::DiskCommand;
 pub use engine::BenchEngine;
+pub use image::{Format, ImageCommand};
 pub use node::{NodeArgs, NodeCommand};
 pub use profile::{ExportFormat, ProfileCommand, ProfileSource};
-pub use snapshot::{SnapshotCommand, SnapshotName};
+pub use snapshot::{CloneSource, SnapshotCommand, SnapshotName};
 pub use verify::VerifyArgs;
 
 const ABOUT: &str = "Weir is storage software for clusters of Linux hypervisors. It serves virtual disks from shared storage that you \
@@ -161,6 +163,9 @@ pub enum Command {
     /// Virtual disks.
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Image files: disks from them, and they from disks.
+    #[command(subcommand, after_long_help = image::EXAMPLES)]
+    Image(ImageCommand),
     /// Snapshots of disks.
     #[command(subcommand, after_long_help = snapshot::EXAMPLES)]
     Snapshot(SnapshotCommand),

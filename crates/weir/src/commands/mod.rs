@@ -9,6 +9,7 @@ mod diagnose;
 mod disk;
 mod events;
 mod explain;
+mod image;
 mod in_use;
 mod lab;
 mod migrate_registry;
@@ -38,6 +39,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Volume(command) => volume::run(global, command),
         Command::Disk(command) => disk::run(global, command),
         Command::Snapshot(command) => snapshot::run(global, command),
+        Command::Image(command) => image::run(global, command),
         Command::Cluster(command) => cluster::run(global, command),
         Command::Status => status::status(global),
         Command::Events { follow } => events::run(global, follow),
