@@ -29,8 +29,8 @@ pub enum ImageCommand {
         /// The volume to put it in.
         #[arg(long, add = completion::volumes())]
         volume: String,
-        /// The image's format. Without it, an image is raw, unless it begins as qcow2 does and its name ends in .qcow2: the content of a raw
-        /// image is its guest's, which could have written anything.
+        /// The image's format. Without it, an image that begins as qcow2 does and is named .qcow2 is that, and one that neither is raw. Any other
+        /// is refused: the first bytes of a raw image are its guest's, which could have written anything.
         #[arg(long, value_enum)]
         format: Option<Format>,
         /// As of `weir disk create`.

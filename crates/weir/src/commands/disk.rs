@@ -8,7 +8,7 @@ use weir_node::shard::messages::{DiskStatus, LimitDelays, RouteReason, RouteView
 use weir_node::units::{Period, about, count};
 use weir_report::format;
 
-use super::{confirm::confirm, image};
+use super::confirm::confirm;
 use crate::cli::DiskCommand;
 use crate::cluster::any_node;
 use crate::failure::Failure;
@@ -24,15 +24,9 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
                 CreateDisk { name, volume, size: size.0, logical_block: block, policy, medium, limit };
             print(global.output, &any_node(global)?.create_disk(&wanted)?, show)
         }
-        DiskCommand::Clone { source, name, copy, policy, medium, limit } => {
+        // One that is copied is made from an image: see `image::copy`.
+        DiskCommand::Clone { source, name, copy: _, policy, medium, limit } => {
             let limit = limit.limit().map_err(Failure::usage)?;
-            if copy {
-                return print(
-                    global.output,
-                    &image::copy(global, &source, (name, policy, medium, limit))?,
-                    show,
-                );
-            }
             let wanted = CloneDisk { name, snapshot: source.snapshot, policy, medium, limit };
             print(global.output, &any_node(global)?.clone_disk(&source.disk, &wanted)?, show)
         }

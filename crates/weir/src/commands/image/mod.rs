@@ -149,14 +149,15 @@ pub fn copy(
     global: &Global,
     source: &CloneSource,
     (name, policy, medium, limit): (String, String, Medium, Option<DiskLimit>),
-) -> Result<DiskView, Failure> {
+) -> Result<(), Failure> {
     let (client, mut programs) = (any_node(global)?, Programs::new(global.output)?);
     let DiskView { volume, logical_block, .. } = client.disk(&source.disk)?;
-    with_still(&client, source, |from| {
+    let copy = with_still(&client, source, |from| {
         let size = from.size;
         let wanted = CreateDisk { name, volume, size, logical_block, policy, medium, limit };
         made(&client, &mut programs, &wanted, (Format::Raw, reachable(from)?))
-    })
+    })?;
+    print(global.output, &copy, disk::show)
 }
 
 /// Does `work` with what has the content of a disk or a snapshot, is open, and does not change.
