@@ -125,10 +125,10 @@ impl fmt::Display for Caller {
 
 /// Another node may ask this one to export a disk, which opens it here or waits until it is open, and to move a disk that it follows
 /// to it; see [`crate::operations::Operations::move_disk`]. The node that makes a snapshot asks the disk's owner for a barrier, which ends by
-/// itself.
+/// itself. A disk's owner has the disk's file made longer.
 fn is_for_nodes(path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').collect();
-    matches!(parts[..], ["", "v1", "disks", _, "export" | "move" | "barrier"])
+    matches!(parts[..], ["", "v1", "disks", _, "export" | "move" | "barrier" | "lengthen"])
 }
 
 /// A request that changes nothing.

@@ -8,6 +8,7 @@
 //! | `POST /v1/nodes/NAME/forget` | [`NodeView`] |
 //! | `GET /v1/volumes`, `POST /v1/volumes` ([`CreateVolume`]) | [`Volumes`], [`VolumeView`] |
 //! | `POST /v1/volumes/plan` ([`CreateVolume`]) | [`VolumePlan`] |
+//! | `GET /v1/volumes/NAME/usage` | [`VolumeUsage`] |
 //! | `POST /v1/volumes/NAME/delete` ([`DeleteVolume`]) | [`DeletedVolume`] |
 //! | `POST /v1/volumes/NAME/confirm-fenced` ([`ConfirmFenced`]) | [`ConfirmedFenced`] |
 //! | `POST /v1/volumes/NAME/redirected` ([`SetRedirected`]) | [`VolumeView`] |
@@ -19,9 +20,11 @@
 //! | `POST /v1/disks/NAME/follow` ([`Follow`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/limit` ([`SetLimit`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/resize` ([`Resize`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/lengthen` ([`Resize`]) | [`Resize`]: only the file; for other nodes |
 //! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
 //! | `GET /v1/disks/NAME/snapshots`, `POST /v1/disks/NAME/snapshots` ([`CreateSnapshot`]) | [`Snapshots`]: all; those that were made |
 //! | `POST /v1/disks/NAME/delete-snapshot` ([`DeleteSnapshot`]) | [`SnapshotView`] |
+//! | `POST /v1/disks/NAME/rollback` ([`RollBack`]) | [`RolledBack`] |
 //! | `POST /v1/disks/NAME/clone` ([`CloneDisk`]) | [`DiskView`], of the clone |
 //! | `POST /v1/disks/NAME/barrier` ([`Barrier`]) | [`BarrierStood`]; for other nodes |
 //! | `GET /v1/disks/NAME/meters` | [`Meters`] |
@@ -830,6 +833,95 @@ pub struct DeleteSnapshot {
     /// Only say what would be deleted.
     #[serde(default)]
     pub dry_run: bool,
+}
+
+/// What the disks and snapshots of a volume take.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.volume-usage/1")]
+pub struct VolumeUsage {
+    /// The volume.
+    pub volume: String,
+    /// Bytes of its filesystem.
+    #[serde(rename = "size_bytes")]
+    pub size: u64,
+    /// Those that can still be used.
+    #[serde(rename = "available_bytes")]
+    pub available: u64,
+    /// Those that are used: `exclusive_bytes`, `shared_bytes` and `other_bytes`.
+    #[serde(rename = "used_bytes")]
+    pub used: u64,
+    /// Bytes that one disk or snapshot has alone.
+    #[serde(rename = "exclusive_bytes")]
+    pub exclusive: u64,
+    /// Bytes that several have, each counted once; absent if that is not known of all of them.
+    #[serde(rename = "shared_bytes")]
+    pub shared: Option<u64>,
+    /// Bytes of everything else: what the filesystem itself needs, and in a directory all other files; absent as `shared_bytes`.
+    #[serde(rename = "other_bytes")]
+    pub other: Option<u64>,
+    /// Nothing but the volume is on the filesystem.
+    pub filesystem_is_its_own: bool,
+    /// Disks and snapshots, by the names of their files.
+    pub items: Vec<UsageItem>,
+}
+
+/// What one file of a volume takes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsageItem {
+    /// `disk` (a clone is one), `snapshot`, or `unfinished`: it is being made, or was when its maker ended, and is removed when a snapshot of
+    /// the disk is made.
+    pub kind: String,
+    /// The disk, `DISK@SNAPSHOT`, or the unfinished file.
+    pub name: String,
+    /// Bytes of the disk.
+    #[serde(rename = "size_bytes")]
+    pub size: u64,
+    /// Bytes of its blocks, those that it shares included.
+    #[serde(rename = "allocated_bytes")]
+    pub allocated: u64,
+    /// Bytes that no other file has: they are free when it is deleted. Absent if there was no time to look, or the filesystem cannot tell.
+    #[serde(rename = "exclusive_bytes")]
+    pub exclusive: Option<u64>,
+    /// Bytes that at least one other file has. Absent if there was no time to look, or the filesystem cannot tell.
+    #[serde(rename = "shared_bytes")]
+    pub shared: Option<u64>,
+    /// Pieces that it is in. Absent if there was no time to look, or the filesystem cannot tell.
+    pub extents: Option<u64>,
+}
+
+/// Gives a disk that no client uses the content of one of its snapshots.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RollBack {
+    /// The snapshot's name.
+    pub snapshot: String,
+    /// The name of the snapshot that keeps the present content; absent: one with the present time.
+    #[serde(default)]
+    pub keep_as: Option<String>,
+    /// Keep no snapshot of the present content.
+    #[serde(default)]
+    pub discard_current: bool,
+    /// Only say what would be done.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// A disk that has gone back to a snapshot, or would.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.rolled-back/1")]
+pub struct RolledBack {
+    /// The disk.
+    pub disk: String,
+    /// The snapshot.
+    pub snapshot: String,
+    /// When that was made (RFC 3339).
+    pub made: String,
+    /// The snapshot that has the disk's content from before; absent if that is discarded.
+    pub kept: Option<String>,
+    /// The disk was open, and is closed now.
+    pub was_open: bool,
+    /// False for a dry run.
+    pub done: bool,
 }
 
 /// Makes a disk that begins as a snapshot of another one, in the same volume.

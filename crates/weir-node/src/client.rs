@@ -25,8 +25,8 @@ use crate::api::{
     ApiError, ApiErrorKind, CloneDisk, ConfirmFenced, ConfirmedFenced, CreateDisk, CreateSnapshot,
     CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted, DeletedVolume, DiskLimit, DiskView, Disks,
     DrainNode, Elsewhere, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus,
-    NodeWork, Owned, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy, SetRedirected, SnapshotView,
-    Snapshots, VolumePlan, VolumeView, Volumes,
+    NodeWork, Owned, RecordProfile, Resize, RollBack, RolledBack, RunLoad, SetLimit, SetPolicy,
+    SetRedirected, SnapshotView, Snapshots, VolumePlan, VolumeUsage, VolumeView, Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
@@ -220,6 +220,15 @@ impl Client {
     /// As [`Client::status`].
     pub fn volumes(&self) -> Result<Vec<VolumeView>, ApiError> {
         self.get("/v1/volumes").map(|Volumes { volumes }| volumes)
+    }
+
+    /// What the disks and snapshots of a volume take.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn volume_usage(&self, name: &str) -> Result<VolumeUsage, ApiError> {
+        check(name)?;
+        self.call(Method::GET, &format!("/v1/volumes/{name}/usage"), Vec::new(), self.patience + USAGE)
     }
 
     /// Makes a volume.
@@ -425,6 +434,15 @@ impl Client {
         self.post(&of_disk(disk, "/delete-snapshot")?, &delete)
     }
 
+    /// Gives a disk the content of one of its snapshots, or says what would be done.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn roll_back(&self, disk: &str, wanted: &RollBack) -> Result<RolledBack, ApiError> {
+        let patience = self.patience + ROLLBACK;
+        self.call(Method::POST, &of_disk(disk, "/rollback")?, encode(wanted)?, patience)
+    }
+
     /// Makes a disk that begins as a snapshot of another one, or as that disk is now.
     ///
     /// # Errors
@@ -583,6 +601,12 @@ impl Client {
 /// Longest time that a snapshot takes: until the backing has what the log has, and the copy.
 pub(crate) const SNAPSHOT: Duration = Duration::from_secs(REACHED.as_secs() + HELD.as_secs() + 15);
 
+/// Longest time that a disk takes to go back to a snapshot: until it is destaged and closed, and two copies.
+pub(crate) const ROLLBACK: Duration = Duration::from_secs(90);
+
+/// Longest time that a look at all files of a volume takes.
+pub(crate) const USAGE: Duration = Duration::from_secs(45);
+
 /// The header of a request between nodes that names the intended process ([`NodeRef`]). Any other process refuses the request.
 pub(crate) const INTENDED_FOR: &str = "weir-intended-for";
 
@@ -621,7 +645,16 @@ impl Other<'_> {
 
     /// Requests the state that only this node knows, of the disks that it owns; for use inside an async runtime.
     pub(crate) async fn owned(&self, patience: Duration) -> Result<Owned, ApiError> {
-        let asked = Asked { method: Method::GET, path: "/v1/owned", body: Vec::new(), to: Some(self) };
+        self.get("/v1/owned", patience).await
+    }
+
+    /// Requests what a path has; for use inside an async runtime.
+    pub(crate) async fn get<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        patience: Duration,
+    ) -> Result<T, ApiError> {
+        let asked = Asked { method: Method::GET, path, body: Vec::new(), to: Some(self) };
         let (status, answer) = patiently(self.at, asked, patience).await?;
         decode(self.at, status, &answer)
     }

@@ -25,7 +25,7 @@ use crate::access::Caller;
 use crate::api::{
     ApiError, ApiErrorKind, Barrier, CloneDisk, ConfirmFenced, CreateDisk, CreateSnapshot, CreateVolume,
     Delete, DeleteSnapshot, DeleteVolume, Disks, DrainNode, EventList, Export, Follow, Meters, Move,
-    NOT_JOINED, RecordProfile, Resize, RunLoad, SetLimit, SetPolicy, SetRedirected, Volumes,
+    NOT_JOINED, RecordProfile, Resize, RollBack, RunLoad, SetLimit, SetPolicy, SetRedirected, Volumes,
 };
 use crate::client::INTENDED_FOR;
 use crate::cluster::views::{Invite, NewClient, Revoke, Rotate, Withdraw};
@@ -177,8 +177,10 @@ fn of_volume() -> Router<Operations> {
     let redirected = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<SetRedirected>| {
         json(ops.set_redirected(&name, &it).await)
     };
+    let usage = async |Ops(ops): Ops, Name(name): Name| json(ops.volume_usage(&name).await);
     Router::new()
         .route("/v1/volumes", get(volumes).post(create))
+        .route("/v1/volumes/{name}/usage", get(usage))
         .route("/v1/volumes/plan", post(plan))
         .route("/v1/volumes/{name}/delete", post(delete))
         .route("/v1/volumes/{name}/confirm-fenced", post(fenced))
@@ -206,6 +208,8 @@ fn of_disk() -> Router<Operations> {
         async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Follow>| json(ops.follow(&name, it).await);
     let resize =
         async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Resize>| json(ops.resize(&name, it).await);
+    let lengthen =
+        async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Resize>| json(ops.lengthen(&name, it).await);
     let delete =
         async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Delete>| json(ops.delete(&name, it).await);
     let load =
@@ -221,6 +225,9 @@ fn of_disk() -> Router<Operations> {
     let delete_snapshot = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<DeleteSnapshot>| {
         json(ops.delete_snapshot(&name, it).await)
     };
+    let rollback = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<RollBack>| {
+        json(ops.roll_back(&name, it).await)
+    };
     let clone = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<CloneDisk>| {
         json(ops.clone_disk(&name, it).await)
     };
@@ -229,6 +236,7 @@ fn of_disk() -> Router<Operations> {
     Router::new()
         .route("/v1/disks/{name}/snapshots", get(snapshots).post(snapshot))
         .route("/v1/disks/{name}/delete-snapshot", post(delete_snapshot))
+        .route("/v1/disks/{name}/rollback", post(rollback))
         .route("/v1/disks/{name}/clone", post(clone))
         .route("/v1/disks/{name}/barrier", post(barrier))
         .route("/v1/disks/{name}", get(show))
@@ -241,6 +249,7 @@ fn of_disk() -> Router<Operations> {
         .route("/v1/disks/{name}/move", post(move_to))
         .route("/v1/disks/{name}/follow", post(follow))
         .route("/v1/disks/{name}/resize", post(resize))
+        .route("/v1/disks/{name}/lengthen", post(lengthen))
         .route("/v1/disks/{name}/delete", post(delete))
         .route("/v1/disks/{name}/load", post(load))
 }

@@ -8,12 +8,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use rustix::fs::{FileType, RenameFlags};
+use rustix::fs::{FileType, RenameFlags, StatVfs};
 
 use crate::error::VolumeError;
 use crate::lun::filesystem::{FilesystemError, Mounted};
 use crate::snapshot::{self, Entry, Files};
-use crate::volume::{DirVolume, check_size};
+use crate::volume::{DirVolume, check_size, grow};
 
 /// Makes, measures and removes the files of disks. Everything blocks.
 pub trait DiskFiles: Files + Send + Sync {
@@ -35,6 +35,12 @@ pub trait DiskFiles: Files + Send + Sync {
     /// As [`DirVolume::create_disk`].
     fn create_disk(&self, name: &str, size: u64) -> Result<(), VolumeError>;
 
+    /// Grows a disk's file to `size` bytes, durably. See [`DirVolume::lengthen`].
+    ///
+    /// # Errors
+    /// As [`DirVolume::lengthen`].
+    fn lengthen(&self, name: &str, size: u64) -> Result<(), VolumeError>;
+
     /// Removes a disk, durably. A missing one is no error.
     ///
     /// # Errors
@@ -46,6 +52,30 @@ pub trait DiskFiles: Files + Send + Sync {
     /// # Errors
     /// [`VolumeError::NotFound`], [`VolumeError::InvalidName`], or the system's.
     fn allocated(&self, name: &str) -> Result<u64, VolumeError>;
+
+    /// The whole filesystem.
+    ///
+    /// # Errors
+    /// The system's.
+    fn space(&self) -> Result<Space, VolumeError>;
+}
+
+/// A filesystem, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Space {
+    /// All of it.
+    pub size: u64,
+    /// Not used by anything.
+    pub free: u64,
+    /// Those of them that everybody may use.
+    pub available: u64,
+}
+
+impl From<StatVfs> for Space {
+    fn from(found: StatVfs) -> Space {
+        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+        Space { size: bytes(found.f_blocks), free: bytes(found.f_bfree), available: bytes(found.f_bavail) }
+    }
 }
 
 /// Removes a disk that was made and never written, or the clone with the mark `clone` ([`snapshot::clone_disk`]). Any other file with data
@@ -78,12 +108,22 @@ impl DiskFiles for DirVolume {
         DirVolume::create_disk(self, name, size)
     }
 
+    fn lengthen(&self, name: &str, size: u64) -> Result<(), VolumeError> {
+        DirVolume::lengthen(self, name, size)
+    }
+
     fn delete_if_there(&self, name: &str) -> Result<(), VolumeError> {
         DirVolume::delete_if_there(self, name)
     }
 
     fn allocated(&self, name: &str) -> Result<u64, VolumeError> {
         DirVolume::allocated(self, name)
+    }
+
+    fn space(&self) -> Result<Space, VolumeError> {
+        let path = DirVolume::path(self);
+        let found = rustix::fs::statvfs(path);
+        found.map(Space::from).map_err(|error| VolumeError::from_io("measuring", path, error.into()))
     }
 }
 
@@ -112,6 +152,12 @@ impl Files for DirVolume {
             rustix::io::Errno::EXIST => VolumeError::Exists { name: to.to_owned(), path: path.clone() },
             error => VolumeError::from_io("renaming a file to", &path, error.into()),
         })
+    }
+
+    fn replace(&self, from: &str, to: &str) -> Result<(), VolumeError> {
+        let path = Files::path(self, to);
+        std::fs::rename(Files::path(self, from), &path)
+            .map_err(|error| VolumeError::from_io("renaming a file to", &path, error))
     }
 
     fn remove(&self, name: &str) -> Result<(), VolumeError> {
@@ -176,6 +222,15 @@ impl DiskFiles for LunVolume {
         self.0.sync().map_err(|error| as_volume_error("syncing", path, error))
     }
 
+    /// Nothing moves: what other nodes hold of the file stays where it is (`VOLUME.md` §1).
+    fn lengthen(&self, name: &str, size: u64) -> Result<(), VolumeError> {
+        let path = self.disk_path(name)?;
+        check_size(&path, size)?;
+        let file = Files::open(self, &DirVolume::file_of(name)?)?;
+        grow(&file, &path, size)?;
+        file.sync_all().map_err(|error| VolumeError::from_io("syncing", &path, error))
+    }
+
     fn delete_if_there(&self, name: &str) -> Result<(), VolumeError> {
         let (file, path) = (DirVolume::file_of(name)?, self.disk_path(name)?);
         match self.0.remove(&file) {
@@ -188,6 +243,11 @@ impl DiskFiles for LunVolume {
         let (file, path) = (DirVolume::file_of(name)?, self.disk_path(name)?);
         let stat = self.0.stat(&file).map_err(|error| as_volume_error("examining", path, error))?;
         Ok(stat.st_blocks as u64 * 512)
+    }
+
+    fn space(&self) -> Result<Space, VolumeError> {
+        let failed = |error| as_volume_error("measuring", self.0.lun().to_owned(), error);
+        self.0.statvfs().map(Space::from).map_err(failed)
     }
 }
 
@@ -212,6 +272,11 @@ impl Files for LunVolume {
             }
             error => as_volume_error("renaming a file to", path, error),
         })
+    }
+
+    fn replace(&self, from: &str, to: &str) -> Result<(), VolumeError> {
+        let replaced = self.0.replace(from, to);
+        replaced.map_err(|error| as_volume_error("renaming a file to", self.path(to), error))
     }
 
     fn remove(&self, name: &str) -> Result<(), VolumeError> {

@@ -122,7 +122,7 @@ pub enum VolumeError {
     },
     /// Snapshots and clones share blocks with their disk, which the filesystem cannot.
     #[error(
-        "the filesystem of {} has no reflinks, which snapshots and clones need; XFS and btrfs have them",
+        "the filesystem of {} has no reflinks, which snapshots and clones need; XFS and btrfs have them. `weir disk clone --copy` copies a disk that nobody uses",
         .0.display()
     )]
     NoReflinks(PathBuf),

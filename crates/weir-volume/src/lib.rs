@@ -15,6 +15,7 @@ mod offload;
 pub mod planted;
 pub mod routed;
 pub mod snapshot;
+pub mod usage;
 pub mod volume;
 
 pub use backing::{

@@ -3,7 +3,10 @@
 //! Snapshot `s` of disk `d` is the file `d@s.snap`. Names of disks have no `@`, so that no snapshot is taken for a disk. The file gets
 //! this name when it is complete and durable, so the directory is the whole truth about snapshots: there is no record of them
 //! elsewhere. Until then it has a name that ends with `.new`, and whoever made it may have ended: such files are removed by the next snapshot of the disk.
+//!
+//! A disk goes back to a snapshot by a file that shares the snapshot's blocks and takes the name of the disk's file ([`Rollback`]).
 
+use std::cmp::Ordering;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -62,6 +65,12 @@ pub trait Files {
     /// [`VolumeError::Exists`], or the system's.
     fn rename(&self, from: &str, to: &str) -> Result<(), VolumeError>;
 
+    /// Renames a file to a name that another one may have, which is gone then. There is no moment without a file of that name.
+    ///
+    /// # Errors
+    /// The system's.
+    fn replace(&self, from: &str, to: &str) -> Result<(), VolumeError>;
+
     /// Removes a file.
     ///
     /// # Errors
@@ -96,10 +105,20 @@ pub struct Snapshot {
     pub made: SystemTime,
 }
 
+/// The disk and the name of the snapshot that a file is, if it is one.
+pub(crate) fn name_of(entry: &Entry) -> Option<(&str, &str)> {
+    let (disk, name) = entry.name.strip_suffix(SUFFIX)?.split_once('@')?;
+    check(disk, name).ok().map(|()| (disk, name))
+}
+
+/// Whether a file is the unfinished part of something.
+pub(crate) fn is_unfinished(file: &str) -> bool {
+    file.contains('@') && file.ends_with(UNFINISHED)
+}
+
 impl Snapshot {
     fn of(entry: &Entry) -> Option<Snapshot> {
-        let (disk, name) = entry.name.strip_suffix(SUFFIX)?.split_once('@')?;
-        check(disk, name).ok()?;
+        let (disk, name) = name_of(entry)?;
         let Entry { size, allocated, modified, .. } = *entry;
         Some(Snapshot { disk: disk.to_owned(), name: name.to_owned(), size, allocated, made: modified })
     }
@@ -242,6 +261,99 @@ pub fn share(from: &File, to: &File) -> io::Result<()> {
         error => error.into(),
     })?;
     to.sync_all()
+}
+
+/// Makes a snapshot of a disk that nobody uses, durably.
+///
+/// # Errors
+/// As [`Unfinished::begin`], and [`VolumeError::NoReflinks`]. Then none is made.
+pub fn keep(files: &dyn Files, disk: &str, snapshot: &str, number: u64) -> Result<Snapshot, VolumeError> {
+    let own = DirVolume::file_of(disk)?;
+    let unfinished = Unfinished::begin(files, disk, snapshot, number)?;
+    let shared = files.open(&own).and_then(|file| {
+        share(&file, &unfinished.file).map_err(|error| clone_error(files.path(&own), error))
+    });
+    match shared {
+        Ok(()) => unfinished.finish(files),
+        Err(error) => {
+            // What is left, the next snapshot removes.
+            let _left = unfinished.abandon(files);
+            Err(error)
+        }
+    }
+}
+
+/// A file that is to replace a disk's own: it holds what a snapshot of the disk holds.
+#[derive(Debug)]
+pub struct Rollback {
+    name: String,
+    own: String,
+    /// Bytes.
+    length: u64,
+}
+
+impl Rollback {
+    /// Makes the file, durably, as long as the disk's own: what the disk has grown by since the snapshot reads as zeroes. Removes what was
+    /// left unfinished of the disk. `number`: no other unfinished file has it.
+    ///
+    /// # Errors
+    /// [`VolumeError::NotFound`], [`VolumeError::NoReflinks`], [`VolumeError::InvalidSize`], or the system's. The file is removed then, if
+    /// that is possible.
+    pub fn prepare(
+        files: &dyn Files,
+        (disk, snapshot): (&str, &str),
+        number: u64,
+    ) -> Result<Rollback, VolumeError> {
+        let (source_name, own) = (file_of(disk, snapshot)?, DirVolume::file_of(disk)?);
+        remove_unfinished(files, disk)?;
+        let (source, length) = (files.open(&source_name)?, length_of(files, &own)?);
+        let name = format!("{disk}@{number:016x}{UNFINISHED}");
+        let (file, rollback) = (files.create(&name)?, Rollback { name, own, length });
+        let filled = share(&source, &file).and_then(|()| match file.metadata()?.len().cmp(&length) {
+            Ordering::Less => file.set_len(length).and_then(|()| file.sync_all()),
+            Ordering::Equal => Ok(()),
+            // No disk shrinks.
+            Ordering::Greater => Err(io::Error::from_raw_os_error(libc::EFBIG)),
+        });
+        match filled {
+            Ok(()) => Ok(rollback),
+            Err(error) => {
+                let error = clone_error(files.path(&rollback.name), error);
+                rollback.abandon(files);
+                Err(error)
+            }
+        }
+    }
+
+    /// The disk's file is this one. It is durable with the next [`Files::sync`]. Nobody has the former one open.
+    ///
+    /// # Errors
+    /// The system's; the disk's file has grown meanwhile. The disk stays as it is, and the file is removed, if that is possible.
+    pub fn replace(self, files: &dyn Files) -> Result<(), VolumeError> {
+        let grown = |size| {
+            let (path, reason) = (files.path(&self.own), "is more than it had a moment ago; try again");
+            if size > self.length { Err(VolumeError::InvalidSize { path, size, reason }) } else { Ok(()) }
+        };
+        let replaced =
+            length_of(files, &self.own).and_then(grown).and_then(|()| files.replace(&self.name, &self.own));
+        if replaced.is_err() {
+            self.abandon(files);
+        }
+        replaced
+    }
+
+    /// The disk stays as it is.
+    pub fn abandon(self, files: &dyn Files) {
+        // What is left, the next snapshot or rollback removes.
+        let _left = files.remove(&self.name);
+    }
+}
+
+fn length_of(files: &dyn Files, name: &str) -> Result<u64, VolumeError> {
+    let metadata = files.open(name)?.metadata();
+    metadata
+        .map(|found| found.len())
+        .map_err(|error| VolumeError::from_io("examining", &files.path(name), error))
 }
 
 /// Makes a disk of `size` bytes, durably, that begins as a snapshot and shares its blocks. `mark`, which is not 0 and which no other file

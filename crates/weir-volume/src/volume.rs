@@ -189,6 +189,11 @@ impl DirVolume {
         Ok(format!("{name}{SUFFIX}"))
     }
 
+    /// The disk whose file has this name, if it can be one.
+    pub(crate) fn disk_of(file: &str) -> Option<&str> {
+        file.strip_suffix(SUFFIX).filter(|name| check_name(name).is_ok())
+    }
+
     /// Creates a sparse disk of `size` bytes (a multiple of 4096) that reads as zeroes. On return it is durable. After a failure
     /// its file may exist: only the caller knows whether it still owns the path, and then removes it with
     /// [`delete_unwritten`](crate::disk_files::delete_unwritten).
@@ -334,7 +339,7 @@ fn set_size(file: &File, path: &Path, size: u64) -> Result<(), VolumeError> {
 
 /// Grows a file to at least `size`. Allocating its last unit can never shrink it, even if a former owner's call arrives late and
 /// a newer one has grown the file further; setting the length could (P4).
-fn grow(file: &File, path: &Path, size: u64) -> Result<(), VolumeError> {
+pub(crate) fn grow(file: &File, path: &Path, size: u64) -> Result<(), VolumeError> {
     let present =
         || file.metadata().map(|it| it.len()).map_err(|error| VolumeError::from_io("examining", path, error));
     if present()? >= size {

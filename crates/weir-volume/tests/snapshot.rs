@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use common::{Mount, scratch_in_memory};
 use weir_volume::disk_files::delete_unwritten;
-use weir_volume::snapshot::{self, Files, Unfinished};
+use weir_volume::snapshot::{self, Files, Rollback, Unfinished};
 use weir_volume::{DirVolume, VolumeError};
 
 const MIB: u64 = 1 << 20;
@@ -87,6 +87,60 @@ fn what_was_never_finished_goes_with_the_next_snapshot() {
     assert_eq!(names(&volume), ["d.raw", "d@s.snap", "e.raw", "e@0000000000000002.new"]);
     assert!(matches!(left.finish(&volume), Err(VolumeError::NotFound(_))));
     assert!(bytes(&volume, "d@s.snap").iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn a_disk_goes_back_and_grows_no_shorter() {
+    let (_mount, volume) = xfs();
+    write(&volume, 1);
+    snapshot(&volume, "s", 1);
+    write(&volume, 2);
+    volume.lengthen("d", 2 * MIB).unwrap();
+    snapshot::keep(&volume, "d", "kept", 2).unwrap();
+    let before = volume.open("d.raw").unwrap();
+    let rollback = Rollback::prepare(&volume, ("d", "s"), 3).unwrap();
+    assert_eq!(bytes(&volume, "d.raw")[0], 2, "not before it is replaced");
+    rollback.replace(&volume).unwrap();
+    assert_eq!(names(&volume), ["d.raw", "d@kept.snap", "d@s.snap"]);
+    let after = bytes(&volume, "d.raw");
+    assert_eq!(after.len() as u64, 2 * MIB);
+    assert!(
+        after[..MIB as usize].iter().all(|byte| *byte == 1)
+            && after[MIB as usize..].iter().all(|byte| *byte == 0)
+    );
+    // Whoever has the former file open writes to neither.
+    before.write_all_at(&[9; 4096], 0).unwrap();
+    assert_eq!((bytes(&volume, "d.raw")[0], bytes(&volume, "d@kept.snap")[0]), (1, 2));
+    write(&volume, 3);
+    assert_eq!(bytes(&volume, "d@s.snap")[0], 1);
+}
+
+#[test]
+fn a_rollback_that_does_not_happen_leaves_nothing() {
+    let (_mount, volume) = xfs();
+    write(&volume, 1);
+    snapshot(&volume, "s", 1);
+    let absent = Rollback::prepare(&volume, ("d", "none"), 2).unwrap_err();
+    assert!(matches!(absent, VolumeError::NotFound(_)), "{absent:?}");
+    let taken = snapshot::keep(&volume, "d", "s", 2).unwrap_err();
+    assert!(matches!(taken, VolumeError::Exists { .. }), "{taken:?}");
+    Rollback::prepare(&volume, ("d", "s"), 2).unwrap().abandon(&volume);
+    assert_eq!(names(&volume), ["d.raw", "d@s.snap"]);
+    // Its maker ends: the next one removes the file.
+    drop(Rollback::prepare(&volume, ("d", "s"), 4).unwrap());
+    assert_eq!(names(&volume).len(), 3);
+    Rollback::prepare(&volume, ("d", "s"), 5).unwrap().replace(&volume).unwrap();
+    assert_eq!(names(&volume), ["d.raw", "d@s.snap"]);
+    // A disk that has grown since keeps what it has grown by.
+    let late = Rollback::prepare(&volume, ("d", "s"), 6).unwrap();
+    volume.lengthen("d", 2 * MIB).unwrap();
+    let grown = late.replace(&volume).unwrap_err();
+    assert!(matches!(grown, VolumeError::InvalidSize { .. }), "{grown:?}");
+    assert_eq!(names(&volume), ["d.raw", "d@s.snap"]);
+    assert_eq!(bytes(&volume, "d.raw").len() as u64, 2 * MIB);
+    fs::File::options().write(true).open(volume.path().join("d.raw")).unwrap().set_len(MIB / 2).unwrap();
+    Rollback::prepare(&volume, ("d", "s"), 7).unwrap_err();
+    assert_eq!(names(&volume), ["d.raw", "d@s.snap"]);
 }
 
 #[test]

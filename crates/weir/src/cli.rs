@@ -5,6 +5,7 @@ mod cluster;
 mod diagnose;
 mod disk;
 mod engine;
+mod image;
 mod node;
 mod prefill;
 mod profile;
@@ -28,9 +29,10 @@ pub use cluster::{ClusterCommand, OwnArgs};
 pub use diagnose::DiagnoseArgs;
 pub use disk::DiskCommand;
 pub use engine::BenchEngine;
+pub use image::{Format, ImageCommand};
 pub use node::{NodeArgs, NodeCommand};
 pub use profile::{ExportFormat, ProfileCommand, ProfileSource};
-pub use snapshot::{SnapshotCommand, SnapshotName};
+pub use snapshot::{CloneSource, SnapshotCommand, SnapshotName};
 pub use verify::VerifyArgs;
 
 const ABOUT: &str = "Weir is storage software for clusters of Linux hypervisors. It serves virtual disks from shared storage that you \
@@ -161,6 +163,9 @@ pub enum Command {
     /// Virtual disks.
     #[command(subcommand)]
     Disk(DiskCommand),
+    /// Image files: disks from them, and they from disks.
+    #[command(subcommand, after_long_help = image::EXAMPLES)]
+    Image(ImageCommand),
     /// Snapshots of disks.
     #[command(subcommand, after_long_help = snapshot::EXAMPLES)]
     Snapshot(SnapshotCommand),
@@ -373,9 +378,18 @@ pub enum VolumeCommand {
     },
     /// All volumes.
     List,
-    /// One volume and its disks.
+    /// One volume and its disks. `weir volume du` shows what they take.
     Show {
         /// Its name.
+        #[arg(add = completion::volumes())]
+        name: String,
+    },
+    /// What each disk and snapshot of a volume takes.
+    ///
+    /// EXCLUSIVE is free when it is deleted. SHARED are blocks that at least one other disk or snapshot has, too: they are free when the last
+    /// of them goes. A clone is a disk. After clones or snapshots are deleted, XFS may count blocks as shared for a while.
+    Du {
+        /// The volume.
         #[arg(add = completion::volumes())]
         name: String,
     },

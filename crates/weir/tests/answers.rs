@@ -126,6 +126,7 @@ fn answers_have_the_shapes_that_are_written_down(place: &Place) {
         "disk list",
         "volume list",
         "volume show pool",
+        "volume du pool",
         "events",
         "disk move db --to n1",
         "disk delete closed --dry-run",

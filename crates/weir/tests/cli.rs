@@ -303,6 +303,7 @@ fn tables_fit_80_columns(place: &Place) {
         "disk show db",
         "volume list",
         "volume show pool",
+        "volume du pool",
         "events",
         "lab status",
         "top --count 1 --every 200ms",

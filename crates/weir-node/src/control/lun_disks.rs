@@ -1,5 +1,6 @@
 //! The disks of volumes on LUNs: served to their owners by the coordinator, and connected to it by their owners.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -133,6 +134,36 @@ pub async fn admitted(node: &Node, volume: &str) {
 /// Stops serving the disks of a volume, or one of them, and waits until nothing of them is under way.
 pub async fn stop_serving(node: &Node, volume: &str, disk: Option<&str>) {
     let mut served = node.coordinators.served.lock().await;
+    stop(node, &mut served, volume, disk).await;
+}
+
+/// Makes a disk's file longer by `work`, and tells whoever serves the disk here of its size.
+///
+/// # Errors
+/// Those of `work`.
+pub async fn lengthen<E>(
+    node: &Node,
+    disk: &str,
+    size: u64,
+    work: impl Future<Output = Result<(), E>>,
+) -> Result<(), E> {
+    // No file is opened between the two that is shorter.
+    let served = node.coordinators.served.lock().await;
+    work.await?;
+    if served.contains_key(disk) {
+        node.shards.send(disk, Command::Lengthened { disk: disk.to_owned(), size }).await;
+    }
+    Ok(())
+}
+
+/// Does `work` while a disk is served to nobody: whoever asks for it meanwhile gets the file that is there afterwards.
+pub async fn while_unserved<T>(node: &Node, volume: &str, disk: &str, work: impl Future<Output = T>) -> T {
+    let mut served = node.coordinators.served.lock().await;
+    stop(node, &mut served, volume, Some(disk)).await;
+    work.await
+}
+
+async fn stop(node: &Node, served: &mut BTreeMap<String, String>, volume: &str, disk: Option<&str>) {
     let is_it = |name: &str, of: &str| of == volume && disk.is_none_or(|disk| disk == name);
     let all: Vec<String> =
         served.iter().filter(|(name, of)| is_it(name, of)).map(|(name, _)| name.clone()).collect();

@@ -108,7 +108,7 @@ impl Operations {
     }
 
     /// Destages and closes a disk that is open here, for as long as a client waits.
-    async fn release(&self, name: &str) -> Answer<()> {
+    pub(super) async fn release(&self, name: &str) -> Answer<()> {
         let release = self.ask(name, |done| Request::Release { done });
         if let Ok(released) = tokio::time::timeout(DESTAGED, release).await {
             return released;
@@ -144,7 +144,7 @@ impl Operations {
     }
 
     /// The status of a disk that is open on this node, its owner.
-    async fn open_here(&self, record: &DiskRecord) -> Option<DiskStatus> {
+    pub(super) async fn open_here(&self, record: &DiskRecord) -> Option<DiskStatus> {
         let mine = record.owner.as_ref() == Some(&self.me());
         let statuses = self.node.shards.status().await;
         statuses.into_iter().find(|status| mine && status.disk == record.name && status.role == "owner")

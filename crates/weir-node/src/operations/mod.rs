@@ -8,7 +8,9 @@ mod luns;
 mod measured;
 mod nodes;
 mod owners;
+mod rollback;
 mod snapshots;
+mod usage;
 mod views;
 mod volumes;
 
@@ -36,9 +38,9 @@ use crate::client::{self, At, Other};
 use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
 use crate::control::disk::{Request, Why};
-use crate::control::node::{random, unavailable};
-use crate::control::provisioning::Origin;
-use crate::control::{Node, Tasks, provisioning};
+use crate::control::node::{blocking, random, unavailable};
+use crate::control::provisioning::{Files, Origin, to_its_end};
+use crate::control::{Node, Tasks, lun_disks, provisioning};
 use crate::timestamps::rfc3339;
 
 /// Events that are shown.
@@ -58,8 +60,8 @@ const EXPORTED: Duration = Duration::from_secs(15);
 const MOST_FORWARDS: u32 = 4;
 
 /// Changes that another host takes from this one, within the limits of [`Operations::export`] and [`Operations::move_disk`]; a
-/// barrier ends by itself.
-const FOR_NODES: [&str; 3] = ["export", "move", "barrier"];
+/// barrier ends by itself, and a longer file is the owner's own.
+const FOR_NODES: [&str; 4] = ["export", "move", "barrier", "lengthen"];
 
 /// The remedy where another node has to do it.
 pub(crate) const ELSEWHERE: &str = "repeat the command on that host";
@@ -383,13 +385,49 @@ impl Operations {
     /// # Errors
     /// As [`Operations::disks`].
     pub async fn resize(&self, name: &str, wanted: Resize) -> Answer<DiskView> {
-        if let Some(owner) = self.owner_elsewhere(name).await? {
+        let record = self.record(name).await?;
+        if let Some(owner) = self.lives_elsewhere(&record) {
             return self.forward(&owner, name, "resize", &wanted).await;
         }
         let size = wanted.size;
         check_size(size)?;
-        self.ask(name, |done| Request::Resize { size, done }).await?;
+        if self.node.volume(&record.volume).await?.kind == VolumeKind::Lun && size >= record.size {
+            let coordinator = self.coordinated_elsewhere(&record.volume).await?;
+            if let Some(coordinator) = coordinator.filter(|_| record.owner.is_none()) {
+                return self.forward(&coordinator, name, "resize", &wanted).await;
+            }
+            self.lengthen(name, wanted).await?;
+        }
+        let seen = Box::new(record);
+        self.ask(name, |done| Request::Resize { size, seen, done }).await?;
         self.disk(name).await
+    }
+
+    /// Makes the file of a disk on a LUN longer, before its record says so: its volume's coordinator does, at the owner's request.
+    ///
+    /// # Errors
+    /// As [`Operations::disks`]; the filesystem refuses; a node asks that does not own the disk.
+    pub async fn lengthen(&self, name: &str, wanted: Resize) -> Answer<Resize> {
+        let record = self.record(name).await?;
+        let owner = record.owner.as_ref().map(|owner| owner.node.as_str());
+        if let Some(node) = self.by_node.as_deref().filter(|node| owner != Some(*node)) {
+            let message = format!("node {node} does not own disk {name}, so it may not make it longer");
+            return Err(ApiError::new(ApiErrorKind::Forbidden, message));
+        }
+        check_size(wanted.size)?;
+        if let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await? {
+            return self.forward(&coordinator, name, "lengthen", &wanted).await;
+        }
+        self.check_coordinated(&record.volume).await?;
+        let (node, size) = (Arc::clone(&self.node), wanted.size);
+        let files = Files::of(&node, node.volume(&record.volume).await?);
+        self.bounded(to_its_end(async move {
+            let name = record.name.clone();
+            let grow = blocking(move || files.open()?.lengthen(&name, size));
+            lun_disks::lengthen(&node, &record.name, size, grow).await
+        }))
+        .await?;
+        Ok(wanted)
     }
 
     /// Recent events.

@@ -263,7 +263,7 @@ impl Operations {
     }
 
     /// Whether a disk without an owner has had none since the record was read.
-    async fn is_closed(&self, record: &DiskRecord) -> Answer<bool> {
+    pub(super) async fn is_closed(&self, record: &DiskRecord) -> Answer<bool> {
         let disk = &record.name;
         if record.heir.is_some() {
             let message = format!("disk {disk} is being moved");
@@ -271,7 +271,7 @@ impl Operations {
         }
         if !record.former.is_empty() {
             let message = format!("former owners of disk {disk} may still write to it");
-            let hint = format!("`weir disk export {disk}` opens it, and then a snapshot can be made");
+            let hint = format!("`weir disk export {disk}` opens it; then try again");
             return Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint));
         }
         let now = self.record(disk).await?;
@@ -389,11 +389,7 @@ impl Operations {
 
     async fn snapshot(&self, record: &DiskRecord, name: &str) -> Answer<Snapshot> {
         let found = self.own_snapshots(record).await?.into_iter().find(|one| one.name == name);
-        found.ok_or_else(|| {
-            let message = format!("disk {} has no snapshot {name}", record.name);
-            let hint = format!("`weir snapshot list {}` shows those that there are", record.name);
-            ApiError::new(ApiErrorKind::NotFound, message).hint(hint)
-        })
+        found.ok_or_else(|| no_snapshot(&record.name, name))
     }
 
     /// Makes a disk that begins as a snapshot of another one, or as that disk is now.
@@ -499,7 +495,7 @@ fn check_reflinks(node: &Node, volume: &VolumeRecord) -> Answer<()> {
     Err(volume_error(VolumeError::NoReflinks(volume.path.clone())))
 }
 
-fn is_file(record: &DiskRecord) -> Answer<()> {
+pub(super) fn is_file(record: &DiskRecord) -> Answer<()> {
     if matches!(record.source, Source::File { .. }) {
         return Ok(());
     }
@@ -507,7 +503,13 @@ fn is_file(record: &DiskRecord) -> Answer<()> {
     Err(ApiError::new(ApiErrorKind::Refused, message))
 }
 
-fn check_snapshot(disk: &str, snapshot: &str) -> Answer<()> {
+pub(super) fn no_snapshot(disk: &str, name: &str) -> ApiError {
+    let message = format!("disk {disk} has no snapshot {name}");
+    let hint = format!("`weir snapshot list {disk}` shows those that there are");
+    ApiError::new(ApiErrorKind::NotFound, message).hint(hint)
+}
+
+pub(super) fn check_snapshot(disk: &str, snapshot: &str) -> Answer<()> {
     snapshot::check(disk, snapshot).map_err(|error| match error {
         VolumeError::InvalidName { name, reason } => {
             ApiError::new(ApiErrorKind::Invalid, format!("the name of a snapshot, {name:?}, {reason}"))

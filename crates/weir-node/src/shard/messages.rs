@@ -156,6 +156,8 @@ pub enum Command {
     SetRate { disk: String, rate: Option<Rate> },
     /// The disk's size changed (grown).
     Resize { disk: String, size: u64, done: oneshot::Sender<Result<(), String>> },
+    /// The file of a disk that is served to its owner has grown.
+    Lengthened { disk: String, size: u64 },
     /// Bring everything that was acknowledged to the backing of an open disk, and nothing from behind that. Answered at once. With `holds`, clients
     /// hear of nothing from then on until `ReleaseBarrier`, or for less than a second.
     RaiseBarrier { disk: String, number: u64, holds: bool, done: oneshot::Sender<Result<(), String>> },

@@ -421,6 +421,7 @@ impl Turning {
             Command::ChangeServed { disk, number, change, done } => {
                 self.change_served(&disk, number, change, done);
             }
+            Command::Lengthened { disk, size } => self.lengthened(&disk, size),
             Command::ForgetChange { disk, number } => self.forget_change(&disk, number),
             Command::StopServing { disk, done } => self.stop_serving(&disk, done),
             Command::OwnerConnected { disk, stream, epoch } => self.owner_connected(&disk, stream, epoch),

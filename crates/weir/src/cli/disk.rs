@@ -37,8 +37,8 @@ pub enum DiskCommand {
     },
     /// Create a disk that begins as a snapshot of another one, or as that disk is now, and shares its blocks.
     ///
-    /// It takes hardly any time and no space until one of them is written. Neither changes the other, and either can be deleted. The
-    /// filesystem must have reflinks (XFS, btrfs).
+    /// It takes hardly any time and no space until one of them is written, unless --copy is given. Neither changes the other, and either can be deleted. The
+    /// filesystem must have reflinks (XFS, btrfs), or --copy be given.
     #[command(
         after_long_help = "Examples:\n  weir disk clone golden@v1 vm1\n  weir disk clone db db-test --policy write-through"
     )]
@@ -48,6 +48,10 @@ pub enum DiskCommand {
         source: CloneSource,
         /// The name of the new disk, in the same volume.
         name: String,
+        /// Copy all blocks, through qemu-img on this host, so that none is shared: also where the filesystem has no reflinks. There, nobody may
+        /// use the disk meanwhile. If the copy fails or is interrupted, the new disk is removed. Afterwards it is open.
+        #[arg(long)]
+        copy: bool,
         /// As of `weir disk create`.
         #[arg(long, default_value = "write-back+1")]
         policy: String,

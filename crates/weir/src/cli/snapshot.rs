@@ -9,6 +9,7 @@ pub const EXAMPLES: &str = "Examples:
   weir snapshot create data@monday --group wal,index
   weir snapshot list db
   weir disk clone db@before-upgrade db-test
+  weir snapshot rollback db@before-upgrade
   weir snapshot delete db@before-upgrade";
 
 #[derive(Debug, Subcommand)]
@@ -32,6 +33,30 @@ pub enum SnapshotCommand {
         /// The disk.
         #[arg(add = completion::disks())]
         disk: Option<String>,
+    },
+    /// Give a disk the content of one of its snapshots.
+    ///
+    /// The present content becomes another snapshot first, unless --discard-current is given. The disk must have no clients. If it is open, it
+    /// is destaged and closed; `weir disk export` opens it again. It keeps its size: what it has grown by since the snapshot reads as
+    /// zeroes. Other snapshots and clones stay as they are.
+    ///
+    /// On a terminal it asks for the name to be typed again; elsewhere it needs --yes.
+    Rollback {
+        /// The disk and the snapshot.
+        #[arg(value_name = "DISK@SNAPSHOT", value_parser = parse, add = completion::snapshots())]
+        snapshot: SnapshotName,
+        /// The name of the snapshot that keeps the present content. Otherwise before-rollback- and the time.
+        #[arg(long, value_name = "NAME", conflicts_with = "discard_current")]
+        keep_as: Option<String>,
+        /// Keep no snapshot of the present content.
+        #[arg(long)]
+        discard_current: bool,
+        /// Only say what would be done.
+        #[arg(long)]
+        dry_run: bool,
+        /// Do it without asking.
+        #[arg(long)]
+        yes: bool,
     },
     /// Delete a snapshot. Its disk, other snapshots and clones stay as they are.
     ///

@@ -1,4 +1,4 @@
-//! The question before something is deleted.
+//! The question before data is deleted or replaced.
 
 use std::io::{BufRead, IsTerminal, Write};
 
@@ -22,5 +22,5 @@ pub fn confirm(would: &str, name: &str) -> Result<(), Failure> {
     if typed.trim() == name {
         return Ok(());
     }
-    Err(Failure::refused(format!("that is not {name}; nothing was deleted")))
+    Err(Failure::refused(format!("that is not {name}; nothing has changed")))
 }

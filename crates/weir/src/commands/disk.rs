@@ -24,7 +24,8 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
                 CreateDisk { name, volume, size: size.0, logical_block: block, policy, medium, limit };
             print(global.output, &any_node(global)?.create_disk(&wanted)?, show)
         }
-        DiskCommand::Clone { source, name, policy, medium, limit } => {
+        // One that is copied is made from an image: see `image::copy`.
+        DiskCommand::Clone { source, name, copy: _, policy, medium, limit } => {
             let limit = limit.limit().map_err(Failure::usage)?;
             let wanted = CloneDisk { name, snapshot: source.snapshot, policy, medium, limit };
             print(global.output, &any_node(global)?.clone_disk(&source.disk, &wanted)?, show)

@@ -9,6 +9,7 @@ mod diagnose;
 mod disk;
 mod events;
 mod explain;
+mod image;
 mod in_use;
 mod lab;
 mod migrate_registry;
@@ -24,7 +25,7 @@ mod volume;
 
 use clap_complete::env::Shells;
 
-use crate::cli::{Cli, Command, NodeArgs};
+use crate::cli::{Cli, Command, DiskCommand, NodeArgs};
 use crate::failure::Failure;
 
 /// Executes a command line.
@@ -36,8 +37,13 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Registry(arguments) => daemon::registry(&arguments),
         Command::Lab(command) => lab::run(global, command),
         Command::Volume(command) => volume::run(global, command),
+        Command::Disk(DiskCommand::Clone { source, name, copy: true, policy, medium, limit }) => {
+            let limit = limit.limit().map_err(Failure::usage)?;
+            image::copy(global, &source, (name, policy, medium, limit))
+        }
         Command::Disk(command) => disk::run(global, command),
         Command::Snapshot(command) => snapshot::run(global, command),
+        Command::Image(command) => image::run(global, command),
         Command::Cluster(command) => cluster::run(global, command),
         Command::Status => status::status(global),
         Command::Events { follow } => events::run(global, follow),

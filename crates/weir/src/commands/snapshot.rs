@@ -1,6 +1,6 @@
 //! `weir snapshot`
 
-use weir_node::api::{SnapshotView, Snapshots};
+use weir_node::api::{RollBack, RolledBack, SnapshotView, Snapshots};
 use weir_node::units::about;
 
 use super::confirm::confirm;
@@ -29,6 +29,25 @@ pub fn run(global: &Global, command: SnapshotCommand) -> Result<(), Failure> {
             }
             print(global.output, &Snapshots { snapshots }, rows)
         }
+        SnapshotCommand::Rollback {
+            snapshot: SnapshotName { disk, name: snapshot },
+            keep_as,
+            discard_current,
+            dry_run,
+            yes,
+        } => {
+            let wanted = |dry_run| RollBack {
+                snapshot: snapshot.clone(),
+                keep_as: keep_as.clone(),
+                discard_current,
+                dry_run,
+            };
+            if !dry_run && !yes {
+                let would = client.roll_back(&disk, &wanted(true))?;
+                confirm(&rolled_back(&would), &format!("{disk}@{snapshot}"))?;
+            }
+            print(global.output, &client.roll_back(&disk, &wanted(dry_run))?, rolled_back)
+        }
         SnapshotCommand::Delete { snapshot: SnapshotName { disk, name }, dry_run, yes } => {
             if !dry_run && !yes {
                 let would = client.delete_snapshot(&disk, &name, true)?;
@@ -51,4 +70,21 @@ fn rows(Snapshots { snapshots }: &Snapshots) -> String {
 fn deleted(snapshot: &SnapshotView, done: bool) -> String {
     let verb = if done { "deleted" } else { "would delete" };
     format!("{verb} snapshot {}@{}, made {}", snapshot.disk, snapshot.name, snapshot.made)
+}
+
+fn rolled_back(one: &RolledBack) -> String {
+    let RolledBack { disk, snapshot, made, .. } = one;
+    let (verb, becomes, closed) = match one.done {
+        true => ("rolled back", "is", "is closed now"),
+        false => ("would roll back", "becomes", "would be closed"),
+    };
+    let content = match &one.kept {
+        Some(kept) => format!("its content until then {becomes} {disk}@{kept}"),
+        None => "its content until then is discarded".to_owned(),
+    };
+    let mut text = format!("{verb} {disk} to {disk}@{snapshot}, made {made}; {content}");
+    if one.was_open {
+        text += &format!("\nit {closed}: `weir disk export {disk}` opens it again");
+    }
+    text
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use weir_node::api::{
     ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, DeleteVolume, DeletedVolume,
-    DiskView, LunView, VolumePlan, VolumeView, Volumes,
+    DiskView, LunView, UsageItem, VolumePlan, VolumeUsage, VolumeView, Volumes,
 };
 
 use weir_node::units::about;
@@ -80,6 +80,7 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
                 format!("{}\n\n{}", show(volume), disk::rows(disks))
             })
         }
+        VolumeCommand::Du { name } => print(global.output, &client.volume_usage(&name)?, usage),
         VolumeCommand::Delete { name, dry_run, yes } => {
             if !dry_run && !yes {
                 let would = client.delete_volume(&name, &DeleteVolume { dry_run: true })?;
@@ -109,12 +110,52 @@ fn deleted(volume: &DeletedVolume) -> String {
     format!("{verb} volume {}; what is at {} stays", volume.volume, volume.path.display())
 }
 
+fn usage(volume: &VolumeUsage) -> String {
+    let known = |bytes: Option<u64>| bytes.map_or_else(|| "?".to_owned(), about);
+    let row = |item: &UsageItem| {
+        let name =
+            if item.kind == "unfinished" { format!("{} (unfinished)", item.name) } else { item.name.clone() };
+        let extents = item.extents.map_or_else(|| "?".to_owned(), |count| count.to_string());
+        vec![
+            name,
+            about(item.size),
+            about(item.allocated),
+            known(item.exclusive),
+            known(item.shared),
+            extents,
+        ]
+    };
+    let header = ["DISK OR SNAPSHOT", "SIZE", "BLOCKS", "EXCLUSIVE", "SHARED", "EXTENTS"];
+    let items = table(&header, &[1, 2, 3, 4, 5], volume.items.iter().map(row));
+    let rest =
+        if volume.filesystem_is_its_own { "the filesystem itself" } else { "other files and the filesystem" };
+    let rows = [
+        ("exclusive", about(volume.exclusive)),
+        ("shared, counted once", known(volume.shared)),
+        (rest, known(volume.other)),
+        (
+            "used",
+            format!(
+                "{} of {}, {} available",
+                about(volume.used),
+                about(volume.size),
+                about(volume.available)
+            ),
+        ),
+    ];
+    let mut text = format!("{items}\n\n{}", list(&rows));
+    if volume.items.iter().any(|item| item.exclusive.is_none()) {
+        text += "\n\n?: not known, because it is in too many pieces to look at all of them in time, or the filesystem cannot tell";
+    }
+    text
+}
+
 fn show(volume: &VolumeView) -> String {
     let mut rows = vec![
         ("volume", volume.name.clone()),
         ("kind", volume.kind.clone()),
         ("path", volume.path.display().to_string()),
-        ("disks", volume.disks.to_string()),
+        ("disks", format!("{}; `weir volume du {}` shows what they take", volume.disks, volume.name)),
     ];
     if let Some(lun) = &volume.lun {
         rows.extend(of_lun(lun));

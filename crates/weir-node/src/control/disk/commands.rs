@@ -35,11 +35,14 @@ impl DiskTask {
             Request::SetLimit { limit, done } => {
                 let _ = done.send(self.set_limit(limit).await);
             }
-            Request::Resize { size, done } => {
-                let _ = done.send(self.resize(size).await);
+            Request::Resize { size, seen, done } => {
+                let _ = done.send(self.resize(size, &seen).await);
             }
             Request::Release { done } => {
                 let _ = done.send(self.release().await);
+            }
+            Request::RollBack { snapshot, keep_as, done } => {
+                let _ = done.send(self.roll_back(snapshot, keep_as).await);
             }
             Request::DeleteUndestaged { lost, done } => {
                 let _ = done.send(self.delete_undestaged(lost).await);
@@ -222,7 +225,7 @@ impl DiskTask {
     }
 
     /// A claim whose disk cannot be opened is useless: without a log, giving it back loses nothing.
-    async fn give_back(&mut self, record: &DiskRecord) {
+    pub(super) async fn give_back(&mut self, record: &DiskRecord) {
         // Whatever follows, an arrival by this claim does not hold for the next one. `Closed` still does: the log is empty.
         self.arrival = self.arrival.filter(|(_, came)| matches!(came, Came::Closed));
         if record.mode == Mode::WriteThrough {
@@ -251,26 +254,36 @@ impl DiskTask {
         Ok(())
     }
 
-    async fn resize(&mut self, size: u64) -> Result<(), ApiError> {
-        let record = self.known()?;
-        if size < record.size {
+    async fn resize(&mut self, size: u64, seen: &DiskRecord) -> Result<(), ApiError> {
+        if size < seen.size {
             let message =
-                format!("disk {} has {} bytes; shrinking it would cut off data", self.name, record.size);
+                format!("disk {} has {} bytes; shrinking it would cut off data", self.name, seen.size);
             return Err(ApiError::new(ApiErrorKind::Refused, message));
         }
         // The file first: a record that promises more than there is would be worse than the other way round.
-        let (node, of, name) = (Arc::clone(&self.node), record.volume.clone(), self.name.clone());
+        let (node, of, name) = (Arc::clone(&self.node), seen.volume.clone(), self.name.clone());
         let grow = async move {
             let volume = node.volume(&of).await?;
             if volume.kind == VolumeKind::Lun {
-                let message = format!("volume {of} is on a LUN, and its disks cannot grow yet");
-                return Err(ApiError::new(ApiErrorKind::Refused, message));
+                // Its volume's coordinator has done it.
+                return Ok(());
             }
             blocking(move || DirVolume::open_as(volume.path, volume.id)?.lengthen(&name, size)).await
         };
         self.storage(grow).await?;
         let me = self.me.clone();
-        let next = self.change(|record| ownership::resize(record, caller(record, &me), size)).await?;
+        // A disk that has gone back to a snapshot since, or another one of its name, may have another file.
+        let is_as_seen = |record: &DiskRecord| {
+            record.id == seen.id && (record.owner.as_ref() == Some(&me) || record.epoch == seen.epoch)
+        };
+        let resized = |record: &DiskRecord| match is_as_seen(record) {
+            true => ownership::resize(record, caller(record, &me), size),
+            false => {
+                let reason = "the disk has changed meanwhile; try again".to_owned();
+                Err(Refusal::BadSize { reason })
+            }
+        };
+        let next = self.change(resized).await?;
         if matches!(self.local, Local::Open { .. }) {
             self.node.here.update(&next);
             let disk = self.name.clone();

@@ -2,7 +2,7 @@
 
 use tokio::sync::{mpsc, oneshot};
 use weir_block::{Nanos, Stream};
-use weir_cluster::records::{Limit, NodeRef, Policy};
+use weir_cluster::records::{DiskRecord, Limit, NodeRef, Policy};
 use weir_volume::Trace;
 
 use crate::control::Node;
@@ -101,12 +101,23 @@ pub enum Request {
     Resize {
         /// Bytes.
         size: u64,
+        /// The record before the file of a disk on a LUN was made longer.
+        seen: Box<DiskRecord>,
         /// Tells when guests can use it.
         done: oneshot::Sender<Result<(), ApiError>>,
     },
     /// Destage, close, and give ownership up.
     Release {
         /// Answered when no node owns it any more.
+        done: oneshot::Sender<Result<(), ApiError>>,
+    },
+    /// Give the disk, which is closed, the content of a snapshot.
+    RollBack {
+        /// The snapshot.
+        snapshot: String,
+        /// The present content becomes a snapshot of this name first.
+        keep_as: Option<String>,
+        /// Answered when it has that content, and no owner.
         done: oneshot::Sender<Result<(), ApiError>>,
     },
     /// Delete the disk, which this process owns, without destaging it. What only its log has is lost.

@@ -15,6 +15,7 @@ mod opening;
 mod record;
 mod releasing;
 mod requests;
+mod rollback;
 mod silence;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -96,6 +96,13 @@ impl Turning {
         disk.change(&mut self.reactor, number, whole, change);
     }
 
+    pub(super) fn lengthened(&mut self, name: &str, size: u64) {
+        if let Some((_, served)) = self.served.iter_mut().find(|(_, served)| served.name == name) {
+            served.touched = true;
+            served.disk.borrow_mut().lengthened(size);
+        }
+    }
+
     pub(super) fn forget_change(&mut self, name: &str, number: u64) {
         if let Some((_, served)) = self.served.iter_mut().find(|(_, served)| served.name == name) {
             served.touched = true;

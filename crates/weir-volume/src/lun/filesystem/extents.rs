@@ -80,6 +80,12 @@ impl Extent {
         self.flags & !(LAST | MERGED) == UNWRITTEN
     }
 
+    /// Another file has it, too.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.flags & SHARED != 0
+    }
+
     /// For messages.
     #[must_use]
     pub fn state(&self) -> &'static str {
@@ -98,22 +104,42 @@ impl Extent {
 /// The system's; `EOPNOTSUPP`: the filesystem cannot tell.
 pub fn extents(file: &File, range: Range<u64>) -> io::Result<Vec<Extent>> {
     let mut found: Vec<Extent> = Vec::new();
-    let mut at = range.start;
+    each_batch(file, range, |some| {
+        found.extend(some);
+        true
+    })?;
+    Ok(found)
+}
+
+/// As [`extents`], some at a time, until `take` returns false. Whether there are no more.
+///
+/// # Errors
+/// As [`extents`].
+pub fn each_batch(
+    file: &File,
+    range: Range<u64>,
+    mut take: impl FnMut(Vec<Extent>) -> bool,
+) -> io::Result<bool> {
+    let (mut at, mut known) = (range.start, 0);
     while at < range.end {
-        let some = batch(file, at..range.end)?;
-        let Some(last) = some.last() else { break };
+        let mut some = batch(file, at..range.end)?;
+        let Some(last) = some.last().copied() else { break };
         // Defends against an answer without progress.
         let next = last.end().max(at + 1);
         let is_over = some.len() < BATCH || last.flags & LAST != 0;
         // An extent on the border of two answers is in both.
-        let known = found.last().map_or(0, Extent::end);
-        found.extend(some.into_iter().filter(|extent| extent.start >= known));
+        some.retain(|extent| extent.start >= known);
+        known = known.max(last.end());
+        let goes_on = take(some);
         if is_over {
             break;
         }
+        if !goes_on {
+            return Ok(false);
+        }
         at = next;
     }
-    Ok(found)
+    Ok(true)
 }
 
 /// The layout of a range of a file, without a gap: what the coordinator may grant there.

@@ -11,7 +11,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{Dir, Mode, OFlags, RenameFlags, ResolveFlags};
+use rustix::fs::{Dir, Mode, OFlags, RenameFlags, ResolveFlags, StatVfs};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string,
     fsmount, fsopen,
@@ -124,10 +124,22 @@ impl Mounted {
     /// # Errors
     /// [`FilesystemError::System`].
     pub fn rename(&self, from: &str, to: &str) -> Result<(), FilesystemError> {
+        self.rename_with(from, to, RenameFlags::NOREPLACE)
+    }
+
+    /// Renames a file of its root directory to a name that another one may have, which is gone then.
+    ///
+    /// # Errors
+    /// [`FilesystemError::System`].
+    pub fn replace(&self, from: &str, to: &str) -> Result<(), FilesystemError> {
+        self.rename_with(from, to, RenameFlags::empty())
+    }
+
+    fn rename_with(&self, from: &str, to: &str, flags: RenameFlags) -> Result<(), FilesystemError> {
         let path = self.lun.join(to);
         let renamed = match from.contains('/') || to.contains('/') {
             true => Err(rustix::io::Errno::INVAL),
-            false => rustix::fs::renameat_with(&self.root, from, &self.root, to, RenameFlags::NOREPLACE),
+            false => rustix::fs::renameat_with(&self.root, from, &self.root, to, flags),
         };
         renamed.map_err(|error| FilesystemError::system("rename a file to", &path)(error.into()))
     }
@@ -162,13 +174,21 @@ impl Mounted {
         file.map(File::from).map_err(|error| failed(error.into()))
     }
 
+    /// How full it is.
+    ///
+    /// # Errors
+    /// [`FilesystemError::System`].
+    pub fn statvfs(&self) -> Result<StatVfs, FilesystemError> {
+        let space = rustix::fs::fstatvfs(&self.root);
+        space.map_err(|error| FilesystemError::system("measure", &self.lun)(error.into()))
+    }
+
     /// Bytes of it, and those of them that are free.
     ///
     /// # Errors
     /// [`FilesystemError::System`].
     pub fn space(&self) -> Result<(u64, u64), FilesystemError> {
-        let space = rustix::fs::fstatvfs(&self.root);
-        let space = space.map_err(|error| FilesystemError::system("measure", &self.lun)(error.into()))?;
+        let space = self.statvfs()?;
         let bytes = |blocks: u64| blocks.saturating_mul(space.f_frsize);
         Ok((bytes(space.f_blocks), bytes(space.f_bavail)))
     }

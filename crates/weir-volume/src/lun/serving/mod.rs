@@ -253,6 +253,16 @@ impl ServedDisk {
         self.size
     }
 
+    /// The file has grown to `size` bytes. What the owner holds of it stays as it is.
+    pub fn lengthened(&mut self, size: u64) {
+        if size <= self.size {
+            return;
+        }
+        // It hears of what is new, unless it is still being told of what was there.
+        self.looks_again |= self.looks_from >= self.size;
+        self.size = size;
+    }
+
     /// Wants a change of the layout: a clone, say. Its result is in [`ServedDisk::changed`] under its number. It begins when the owner has
     /// given the range up.
     pub fn change(&mut self, reactor: &mut Reactor, number: u64, range: Range, change: Change) {

@@ -118,7 +118,8 @@ async fn a_file_grows_only_in_its_volume() {
     let (mut task, _inbox) = DiskTask::new("d", &node);
     let mut resize = async || {
         let (done, answer) = oneshot::channel();
-        task.on_request(Request::Resize { size: 2 * record.size, done }).await;
+        task.on_request(Request::Resize { size: 2 * record.size, seen: Box::new(record.clone()), done })
+            .await;
         answer.await.unwrap()
     };
     let length = || std::fs::metadata(path.join("d.raw")).unwrap().len();

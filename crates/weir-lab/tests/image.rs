@@ -1,0 +1,218 @@
+//! `weir image`: disks from image files and image files from disks have the same content, as qemu-img compares them, and nothing is left of
+//! an import that fails.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+mod support;
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use common::lun::{LunBench, run};
+use common::{DISK, SOON, alone, program};
+use support::filesystem::SmallFilesystem;
+use weir_block::Nanos;
+use weir_lab::{Lab, LabConfig};
+use weir_nbd::Uri;
+use weir_nbd::client::NbdClient;
+use weir_node::api::{ApiErrorKind, CreateVolume, Delete, Export};
+
+const MIB: u64 = 1 << 20;
+/// No multiple of 4096: the last sector counts, too.
+const IMAGE: u64 = 24 * MIB + 512;
+
+/// An image with three pieces of data in it, the last one at its end.
+fn raw_image(directory: &Path) -> PathBuf {
+    let path = directory.join("image.raw");
+    let file = File::create(&path).unwrap();
+    file.set_len(IMAGE).unwrap();
+    file.write_all_at(&vec![0x11; MIB as usize], 0).unwrap();
+    file.write_all_at(&vec![0x22; MIB as usize], 10 * MIB).unwrap();
+    file.write_all_at(&[0x33; 512], IMAGE - 512).unwrap();
+    path
+}
+
+fn weir(lab: &Lab, arguments: &[&str]) -> Command {
+    let mut command = Command::new(program());
+    command.arg("--lab").arg(lab.dir()).args(["--output", "json"]).args(arguments).stdin(Stdio::null());
+    command
+}
+
+fn ok(lab: &Lab, arguments: &[&str]) -> serde_json::Value {
+    let output = weir(lab, arguments).output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn fails(lab: &Lab, arguments: &[&str]) -> String {
+    let Output { status, stderr, .. } = weir(lab, arguments).output().unwrap();
+    assert!(!status.success(), "{arguments:?}");
+    String::from_utf8(stderr).unwrap()
+}
+
+fn uri(lab: &Lab, disk: &str) -> String {
+    lab.any_client().unwrap().export(disk, &Export::default()).unwrap().uris[0].clone()
+}
+
+/// Whether two images have the same content; what one has behind the other's end is zeroes.
+fn are_equal(first: (&str, &str), second: (&str, &str)) {
+    run(Command::new("qemu-img").args(["compare", "-f", first.0, "-F", second.0, first.1, second.1]));
+}
+
+fn as_qcow2(raw: &Path) -> PathBuf {
+    let path = raw.with_extension("qcow2");
+    run(Command::new("qemu-img").args(["convert", "-f", "raw", "-O", "qcow2"]).arg(raw).arg(&path));
+    path
+}
+
+fn goes_in_and_out(lab: &Lab, directory: &Path) {
+    let client = lab.any_client().unwrap();
+    let raw = raw_image(directory);
+    let qcow2 = as_qcow2(&raw);
+    let (raw, qcow2) = (raw.to_str().unwrap(), qcow2.to_str().unwrap());
+    for (name, image, format) in [("from-raw", raw, "raw"), ("from-qcow2", qcow2, "qcow2")] {
+        let made = ok(lab, &["image", "import", image, name, "--volume", "pool", "--policy", "write-back+0"]);
+        assert_eq!((&made["schema"], &made["name"]), (&"weir.disk/2".into(), &name.into()));
+        assert_eq!(client.disk(name).unwrap().size, IMAGE.next_multiple_of(4096));
+        are_equal((format, image), ("raw", &uri(lab, name)));
+    }
+    let error = fails(lab, &["image", "import", raw, "from-raw", "--volume", "pool"]);
+    assert!(error.contains("there is a disk from-raw already"), "{error}");
+    are_equal(("raw", raw), ("raw", &uri(lab, "from-raw")));
+
+    // A snapshot, while the disk's guest writes something else.
+    client.create_snapshot("from-qcow2", "s", &[]).unwrap();
+    let address: Uri = uri(lab, "from-qcow2").parse().unwrap();
+    let mut guest = NbdClient::connect(&address).unwrap();
+    guest.write(0, &[0x77; 4096], true).unwrap();
+    let file = |name: &str| directory.join(name).to_str().unwrap().to_owned();
+    let (snapshot, now) = (file("snapshot.qcow2"), file("now.img"));
+    let written = ok(lab, &["image", "export", "from-qcow2@s", &snapshot]);
+    assert_eq!((&written["schema"], &written["format"]), (&"weir.image/1".into(), &"qcow2".into()));
+    are_equal(("qcow2", &snapshot), ("raw", raw));
+    ok(lab, &["disk", "clone", "from-qcow2@s", "copy", "--copy", "--policy", "write-back+0"]);
+    are_equal(("raw", &uri(lab, "copy")), ("raw", raw));
+    ok(lab, &["image", "export", "from-qcow2", &now]);
+    are_equal(("raw", &now), ("raw", &uri(lab, "from-qcow2")));
+    let head = std::fs::read(&now).unwrap()[..4096].to_vec();
+    assert!(head.iter().all(|byte| *byte == 0x77));
+    let taken = fails(lab, &["image", "export", "from-qcow2", &now]);
+    assert!(taken.contains("exists already"), "{taken}");
+    let absent = fails(lab, &["image", "export", "from-qcow2@none", &file("none.img")]);
+    assert!(absent.contains("no snapshot none"), "{absent}");
+    // Nothing else is left, here and there.
+    let disks: Vec<String> = client.disks().unwrap().into_iter().map(|disk| disk.name).collect();
+    assert!(disks.iter().all(|name| !name.starts_with("export-")), "{disks:?}");
+    let files = std::fs::read_dir(directory).unwrap();
+    let files: Vec<String> = files.map(|one| one.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(files.iter().all(|name| !name.contains(".part") && name != "none.img"), "{files:?}");
+    let snapshots = client.snapshots("from-qcow2").unwrap();
+    assert_eq!(snapshots.len(), 1, "{snapshots:?}");
+}
+
+fn leaves_nothing_when_it_fails(lab: &Lab, directory: &Path) {
+    let is_gone = |name: &str| {
+        let error = lab.any_client().unwrap().disk(name).unwrap_err();
+        assert_eq!(error.kind, ApiErrorKind::NotFound, "{error:?}");
+    };
+    // Its tables are not where its header says.
+    let broken = as_qcow2(&raw_image(directory)).with_file_name("broken.qcow2");
+    std::fs::copy(directory.join("image.qcow2"), &broken).unwrap();
+    File::options().write(true).open(&broken).unwrap().write_all_at(&[0xff; 8], 40).unwrap();
+    let error = fails(lab, &["image", "import", broken.to_str().unwrap(), "broken", "--volume", "pool"]);
+    assert!(error.contains("qemu-img") && error.contains("disk broken is removed again"), "{error}");
+    is_gone("broken");
+
+    // A guest has written the header of an image that names another file.
+    let hostile = directory.join("hostile.raw");
+    let base = directory.join("image.raw");
+    let made = directory.join("hostile.qcow2");
+    run(Command::new("qemu-img")
+        .args(["create", "-q", "-f", "qcow2", "-F", "raw", "-b"])
+        .arg(&base)
+        .arg(&made));
+    std::fs::rename(&made, &hostile).unwrap();
+    let arguments = ["image", "import", hostile.to_str().unwrap(), "hostile", "--volume", "pool"];
+    assert!(fails(lab, &arguments).contains("begins as qcow2 does"));
+    let named = [&arguments[..], &["--format", "qcow2"]].concat();
+    assert!(fails(lab, &named).contains("it has a backing file"));
+    is_gone("hostile");
+    ok(lab, &[&arguments[..], &["--format", "raw"]].concat());
+    are_equal(("raw", hostile.to_str().unwrap()), ("raw", &uri(lab, "hostile")));
+
+    // Ctrl-C in the middle.
+    let image = base.to_str().unwrap();
+    let slow = ["image", "import", image, "slow", "--volume", "pool", "--bytes-per-second", "128KiB"];
+    let mut importing = weir(lab, &slow).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    let deadline = Nanos::now() + SOON;
+    let clients = || lab.any_client().unwrap().disk("slow").ok()?.detail.map(|detail| detail.clients);
+    while clients().is_none_or(|count| count == 0) {
+        assert!(Nanos::now() < deadline && importing.try_wait().unwrap().is_none());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let process = rustix::process::Pid::from_child(&importing);
+    rustix::process::kill_process(process, rustix::process::Signal::INT).unwrap();
+    let output = importing.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("interrupted"), "{said}");
+    is_gone("slow");
+}
+
+#[test]
+fn on_a_lun() {
+    let _turn = alone();
+    let pool = LunBench::up(2, "xfs", "write-back+0", |_| {});
+    let directory = tempfile::tempdir().unwrap();
+    goes_in_and_out(&pool.bench.lab, directory.path());
+    leaves_nothing_when_it_fails(&pool.bench.lab, directory.path());
+}
+
+#[test]
+fn in_a_directory_holes_stay_holes() {
+    let _turn = alone();
+    let filesystem = SmallFilesystem::mount_xfs(512 << 20);
+    let directory = tempfile::tempdir().unwrap();
+    let mut config = LabConfig::new(directory.path().join("lab"), program());
+    config.nodes = 2;
+    let lab = Lab::up(&config).unwrap();
+    lab.any_client().unwrap().create_volume(&CreateVolume::dir("pool", filesystem.path())).unwrap();
+    let files = tempfile::tempdir().unwrap();
+    goes_in_and_out(&lab, files.path());
+    let allocated = std::fs::metadata(filesystem.path().join("from-raw.raw")).unwrap().blocks() * 512;
+    assert!((2 * MIB..4 * MIB).contains(&allocated), "{allocated}");
+    drop(lab);
+}
+
+/// Without reflinks there is no copy at one point in time: only a disk that nobody uses is written.
+#[test]
+fn without_reflinks_a_disk_in_use_is_not_written() {
+    let _turn = alone();
+    let pool = LunBench::up(2, "ext4", "write-back+0", |_| {});
+    let (lab, directory) = (&pool.bench.lab, tempfile::tempdir().unwrap());
+    let raw = raw_image(directory.path());
+    ok(
+        lab,
+        &["image", "import", raw.to_str().unwrap(), "d", "--volume", "pool", "--policy", "write-through"],
+    );
+    let address: Uri = uri(lab, "d").parse().unwrap();
+    let guest = NbdClient::connect(&address).unwrap();
+    let file = directory.path().join("out.img");
+    let refused = fails(lab, &["image", "export", "d", file.to_str().unwrap()]);
+    assert!(refused.contains("is in use, and cannot be cloned"), "{refused}");
+    guest.disconnect();
+    let deadline = Nanos::now() + SOON;
+    while !weir(lab, &["image", "export", "d", file.to_str().unwrap()]).output().unwrap().status.success() {
+        assert!(Nanos::now() < deadline);
+        thread::sleep(Duration::from_millis(50));
+    }
+    are_equal(("raw", file.to_str().unwrap()), ("raw", raw.to_str().unwrap()));
+    let clone = fails(lab, &["disk", "clone", "d", "c"]);
+    assert!(clone.contains("has no reflinks") && clone.contains("--copy"), "{clone}");
+    ok(lab, &["disk", "clone", "d", "c", "--copy", "--policy", "write-through"]);
+    are_equal(("raw", &uri(lab, "c")), ("raw", raw.to_str().unwrap()));
+    pool.bench.lab.any_client().unwrap().delete(DISK, &Delete { force: true, ..Delete::default() }).unwrap();
+}

@@ -1,0 +1,94 @@
+//! What the disks of a volume take, as the node that keeps its files finds.
+
+use std::time::Duration;
+
+use weir_block::Nanos;
+use weir_cluster::records::{NodeRef, VolumeKind};
+use weir_volume::disk_files::Space;
+use weir_volume::usage::{FileUsage, Usage, What, measure};
+
+use super::{Answer, MOST_FORWARDS, Operations, check_named};
+use crate::api::{ApiError, ApiErrorKind, UsageItem, VolumeUsage};
+use crate::client::{Other, USAGE};
+use crate::control::node::blocking;
+use crate::control::provisioning::Files;
+
+/// Longest time that is spent on looking. Files with millions of extents take longer.
+const LOOK: Duration = Duration::from_secs(30);
+
+impl Operations {
+    /// What the disks and snapshots of a volume take.
+    ///
+    /// # Errors
+    /// As [`Operations::disks`]; nobody coordinates the volume.
+    pub async fn volume_usage(&self, volume: &str) -> Answer<VolumeUsage> {
+        check_named(volume)?;
+        if let Some(coordinator) = self.coordinated_elsewhere(volume).await? {
+            return self.usage_from(&coordinator, volume).await;
+        }
+        self.check_coordinated(volume).await?;
+        let record = self.node.volume(volume).await?;
+        let is_alone = record.kind == VolumeKind::Lun;
+        let files = Files::of(&self.node, record);
+        // On a thread, and not on a shard: the filesystem may take long for a file in many pieces.
+        let looking = blocking(move || {
+            let files = files.open()?;
+            let usage = measure(&*files, Nanos::now() + LOOK)?;
+            Ok((usage, files.space()?))
+        });
+        let (usage, space) =
+            tokio::time::timeout(LOOK + super::STORAGE, looking).await.unwrap_or_else(|_| {
+                let message = format!("the filesystem of volume {volume} does not answer");
+                Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("check the volume's storage"))
+            })?;
+        Ok(view(volume, is_alone, &usage, space))
+    }
+
+    async fn usage_from(&self, coordinator: &NodeRef, volume: &str) -> Answer<VolumeUsage> {
+        let nodes = self.node.records.nodes.now();
+        let there = nodes.get(&coordinator.node).filter(|there| there.node_ref() == *coordinator);
+        let Some(there) = there.filter(|_| self.forwarded < MOST_FORWARDS) else {
+            let message = format!("the coordinator of volume {volume} has just changed");
+            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
+        };
+        let at = self.api_of(there)?;
+        let other = Other { at: &at, process: coordinator, forwarded: self.forwarded + 1 };
+        other.get(&format!("/v1/volumes/{volume}/usage"), USAGE).await
+    }
+}
+
+fn view(volume: &str, is_alone: bool, usage: &Usage, space: Space) -> VolumeUsage {
+    let parts = usage.files.iter().filter_map(|file| file.parts);
+    let exclusive = parts.map(|parts| parts.exclusive).sum();
+    let used = space.size - space.free.min(space.size);
+    // What is written meanwhile may be in one number and not in the other.
+    let other = usage.shared_once.map(|shared| used.saturating_sub(exclusive + shared));
+    VolumeUsage {
+        volume: volume.to_owned(),
+        size: space.size,
+        available: space.available,
+        used,
+        exclusive,
+        shared: usage.shared_once,
+        other,
+        filesystem_is_its_own: is_alone,
+        items: usage.files.iter().map(item).collect(),
+    }
+}
+
+fn item(file: &FileUsage) -> UsageItem {
+    let (kind, name) = match &file.what {
+        What::Disk(name) => ("disk", name),
+        What::Snapshot(name) => ("snapshot", name),
+        What::Unfinished(name) => ("unfinished", name),
+    };
+    UsageItem {
+        kind: kind.to_owned(),
+        name: name.clone(),
+        size: file.entry.size,
+        allocated: file.entry.allocated,
+        exclusive: file.parts.map(|parts| parts.exclusive),
+        shared: file.parts.map(|parts| parts.shared),
+        extents: file.parts.map(|parts| parts.extents),
+    }
+}

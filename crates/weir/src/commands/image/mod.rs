@@ -1,0 +1,260 @@
+//! `weir image`: disks from image files and image files from disks, through qemu-img and the disks' NBD exports.
+
+mod program;
+mod source;
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use serde::Serialize;
+use weir_block::Nanos;
+use weir_nbd::Uri;
+use weir_nbd::client::NbdClient;
+use weir_node::api::{ApiErrorKind, CloneDisk, CreateDisk, Delete, DiskLimit, DiskView, Export, Medium};
+use weir_node::client::Client;
+use weir_node::units::about;
+
+use self::program::Programs;
+use self::source::Source;
+use super::disk;
+use crate::cli::{CloneSource, Format, ImageCommand};
+use crate::cluster::any_node;
+use crate::failure::Failure;
+use crate::options::Global;
+use crate::output::print;
+
+/// Disks have whole units of this many bytes.
+const UNIT: u64 = 4096;
+
+/// Executes a `weir image` command.
+pub fn run(global: &Global, command: ImageCommand) -> Result<(), Failure> {
+    match command {
+        ImageCommand::Import { file, name, volume, format, policy, medium, block, limit } => {
+            let source = source::examine(&file, format)?;
+            let limit = limit.limit().map_err(Failure::usage)?;
+            let size = source.size.checked_next_multiple_of(UNIT).unwrap_or(source.size);
+            let wanted = CreateDisk { name, volume, size, logical_block: block, policy, medium, limit };
+            let mut programs = Programs::new(global.output)?;
+            let disk = import(&any_node(global)?, &mut programs, &source, &wanted)?;
+            print(global.output, &disk, disk::show)
+        }
+        ImageCommand::Export { source, file, format } => {
+            let mut programs = Programs::new(global.output)?;
+            let written = export(&any_node(global)?, &mut programs, &source, &file, format)?;
+            print(global.output, &written, |written| {
+                format!(
+                    "wrote {} to {}, {}, {} of {}",
+                    written.source,
+                    written.file.display(),
+                    written.format,
+                    about(written.allocated),
+                    about(written.size)
+                )
+            })
+        }
+    }
+}
+
+fn import(
+    client: &Client,
+    programs: &mut Programs,
+    source: &Source,
+    wanted: &CreateDisk,
+) -> Result<DiskView, Failure> {
+    made(client, programs, wanted, (source.format, text(&source.path)?))
+}
+
+/// Makes a disk with a content. `from`: its format, and where it is.
+fn made(
+    client: &Client,
+    programs: &mut Programs,
+    wanted: &CreateDisk,
+    from: (Format, &str),
+) -> Result<DiskView, Failure> {
+    let name = &wanted.name;
+    client.create_disk(wanted)?;
+    fill(client, programs, name, from).map_err(|failure| match remove(client, name) {
+        Ok(()) => failure.hint(format!("disk {name} is removed again")),
+        Err(left) => {
+            failure.hint(format!("disk {name} is left ({}): `weir disk delete {name} --force`", left.message))
+        }
+    })
+}
+
+fn fill(
+    client: &Client,
+    programs: &mut Programs,
+    disk: &str,
+    (format, from): (Format, &str),
+) -> Result<DiskView, Failure> {
+    let view = client.export(disk, &Export::default())?;
+    let uri = reachable(&view)?;
+    // The disk is new: what is zero in the image need not be written. And flushes count, which by default they do not.
+    let how = ["-n", "--target-is-zero", "-t", "writeback", "-f", format.name(), "-O", "raw"];
+    programs.convert(&[&how[..], &[from, uri]].concat())?;
+    let address: Uri = uri.parse().map_err(Failure::failed)?;
+    let mut check = NbdClient::connect(&address).map_err(Failure::failed)?;
+    check.flush().map_err(Failure::failed)?;
+    check.disconnect();
+    Ok(client.disk(disk)?)
+}
+
+fn remove(client: &Client, disk: &str) -> Result<(), Failure> {
+    client.delete(disk, &Delete { force: true, ..Delete::default() })?;
+    Ok(())
+}
+
+/// An image that was written.
+#[derive(Serialize)]
+#[serde(tag = "schema", rename = "weir.image/1")]
+struct Written {
+    /// `DISK` or `DISK@SNAPSHOT`.
+    source: String,
+    file: PathBuf,
+    format: &'static str,
+    /// Bytes of the disk.
+    #[serde(rename = "size_bytes")]
+    size: u64,
+    /// Bytes that the file takes.
+    #[serde(rename = "allocated_bytes")]
+    allocated: u64,
+}
+
+fn export(
+    client: &Client,
+    programs: &mut Programs,
+    source: &CloneSource,
+    file: &Path,
+    format: Option<Format>,
+) -> Result<Written, Failure> {
+    let file = std::path::absolute(file)?;
+    if file.symlink_metadata().is_ok() {
+        return Err(taken(&file));
+    }
+    let is_qcow2 = file.extension().is_some_and(|extension| extension == "qcow2");
+    let format = format.unwrap_or(if is_qcow2 { Format::Qcow2 } else { Format::Raw });
+    let (size, allocated) = with_still(client, source, |view| write(programs, view, (&file, format)))?;
+    let named = |snapshot: &String| format!("{}@{snapshot}", source.disk);
+    let source = source.snapshot.as_ref().map_or_else(|| source.disk.clone(), named);
+    Ok(Written { source, file, format: format.name(), size, allocated })
+}
+
+/// Makes a disk in the same volume that has the content of another one, or of its snapshot, and shares no blocks with it.
+///
+/// # Errors
+/// As of `weir disk clone --copy`.
+pub fn copy(
+    global: &Global,
+    source: &CloneSource,
+    (name, policy, medium, limit): (String, String, Medium, Option<DiskLimit>),
+) -> Result<(), Failure> {
+    let (client, mut programs) = (any_node(global)?, Programs::new(global.output)?);
+    let DiskView { volume, logical_block, .. } = client.disk(&source.disk)?;
+    let copy = with_still(&client, source, |from| {
+        let size = from.size;
+        let wanted = CreateDisk { name, volume, size, logical_block, policy, medium, limit };
+        made(&client, &mut programs, &wanted, (Format::Raw, reachable(from)?))
+    })?;
+    print(global.output, &copy, disk::show)
+}
+
+/// Does `work` with what has the content of a disk or a snapshot, is open, and does not change.
+fn with_still<T>(
+    client: &Client,
+    source: &CloneSource,
+    work: impl FnOnce(&DiskView) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    let (disk, clone) = stands_still(client, source)?;
+    let opened = client.export(&disk, &Export::default()).map_err(Failure::from);
+    let done = opened.and_then(|view| work(&view));
+    if let Some(name) = clone
+        && let Err(left) = remove(client, &name)
+    {
+        let hint = format!("`weir disk delete {name} --force` removes it");
+        let failure = left.said(format!("disk {name}, a temporary clone of {}, is left", source.disk));
+        return Err(done.err().unwrap_or(failure).hint(hint));
+    }
+    done
+}
+
+/// The disk to read: a clone, also by its name if it is to be removed afterwards, or the disk itself if it cannot be cloned and nobody
+/// uses it.
+fn stands_still(client: &Client, source: &CloneSource) -> Result<(String, Option<String>), Failure> {
+    let name = format!("export-{}-{}", std::process::id(), Nanos::now().0);
+    let wanted = CloneDisk {
+        name: name.clone(),
+        snapshot: source.snapshot.clone(),
+        policy: "write-through".into(),
+        medium: Medium::Ram,
+        limit: None,
+    };
+    let refused = match client.clone_disk(&source.disk, &wanted) {
+        Ok(_) => return Ok((name.clone(), Some(name))),
+        Err(error) if error.kind == ApiErrorKind::Refused && source.snapshot.is_none() => error,
+        Err(error) => return Err(error.into()),
+    };
+    let clients = client.disk(&source.disk)?.detail.map_or(0, |detail| detail.clients);
+    if clients == 0 {
+        return Ok((source.disk.clone(), None));
+    }
+    let message = format!("disk {} is in use, and cannot be cloned: {}", source.disk, refused.message);
+    Err(Failure::refused(message).hint("shut its guest down, and try again"))
+}
+
+/// Returns the disk's bytes, and those that the file takes.
+fn write(
+    programs: &mut Programs,
+    view: &DiskView,
+    (file, format): (&Path, Format),
+) -> Result<(u64, u64), Failure> {
+    let mut part = file.as_os_str().to_owned();
+    part.push(format!(".part-{}", std::process::id()));
+    let part = PathBuf::from(part);
+    let mut written = || -> Result<u64, Failure> {
+        let how = ["-f", "raw", "-t", "writeback", "-O", format.name()];
+        programs.convert(&[&how[..], &[reachable(view)?, text(&part)?]].concat())?;
+        let unwritten = |error: io::Error| Failure::unreadable(file, &error);
+        let opened = File::open(&part).map_err(unwritten)?;
+        opened.sync_all().map_err(unwritten)?;
+        let allocated = std::os::unix::fs::MetadataExt::blocks(&opened.metadata().map_err(unwritten)?) * 512;
+        match renameat_with(CWD, &part, CWD, file, RenameFlags::NOREPLACE) {
+            Ok(()) => Ok(allocated),
+            Err(rustix::io::Errno::EXIST) => Err(taken(file)),
+            Err(error) => Err(unwritten(error.into())),
+        }
+    };
+    let allocated = written().inspect_err(|_| {
+        let _ = std::fs::remove_file(&part);
+    })?;
+    Ok((view.size, allocated))
+}
+
+fn taken(file: &Path) -> Failure {
+    Failure::refused(format!("{} exists already", file.display()))
+        .hint("name another file, or remove it first")
+}
+
+/// The URI of an open disk that qemu-img on this host can use.
+fn reachable(view: &DiskView) -> Result<&str, Failure> {
+    let is_there = |uri: &&String| match uri.parse::<Uri>() {
+        Ok(Uri { address: weir_nbd::Address::Unix(socket), .. }) => socket.exists(),
+        Ok(_) => true,
+        Err(_) => false,
+    };
+    let found = view.uris.iter().find(is_there);
+    found.map(String::as_str).ok_or_else(|| {
+        let message = format!(
+            "disk {} is open at {}, which qemu-img here does not reach",
+            view.name,
+            view.uris.join(", ")
+        );
+        let owner = view.owner.as_deref().unwrap_or("the disk's owner");
+        Failure::refused(message).hint(format!("repeat the command on the host of node {owner}"))
+    })
+}
+
+fn text(path: &Path) -> Result<&str, Failure> {
+    path.to_str().ok_or_else(|| Failure::usage(format!("{} is not UTF-8", path.display())))
+}

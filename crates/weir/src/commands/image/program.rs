@@ -1,0 +1,83 @@
+//! Runs qemu-img, which is ended when the command is interrupted.
+
+use std::io::IsTerminal;
+use std::os::fd::AsFd;
+use std::process::Stdio;
+
+use tokio::io::AsyncReadExt;
+use tokio::process::Command;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use crate::failure::Failure;
+use crate::options::Output;
+
+/// From its making on, an interrupt (Ctrl-C, SIGTERM) does not end this process: whoever has made it cleans up.
+pub struct Programs {
+    runtime: Runtime,
+    interrupt: Signal,
+    terminate: Signal,
+    shows_progress: bool,
+}
+
+impl Programs {
+    /// # Errors
+    /// The system's.
+    pub fn new(output: Output) -> Result<Programs, Failure> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        let (interrupt, terminate) = {
+            let _entered = runtime.enter();
+            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+        };
+        let shows_progress = output == Output::Text && std::io::stderr().is_terminal();
+        Ok(Programs { runtime, interrupt, terminate, shows_progress })
+    }
+
+    /// Runs `qemu-img convert` with these arguments, with its progress on standard error if that is a terminal.
+    ///
+    /// # Errors
+    /// It is not there, it fails, or this command is interrupted.
+    pub fn convert(&mut self, arguments: &[&str]) -> Result<(), Failure> {
+        let mut command = Command::new("qemu-img");
+        command.arg("convert").args(self.shows_progress.then_some("-p")).args(arguments);
+        let progress = match self.shows_progress {
+            // Standard output is for the result.
+            true => Stdio::from(std::io::stderr().as_fd().try_clone_to_owned()?),
+            false => Stdio::null(),
+        };
+        command.stdin(Stdio::null()).stdout(progress).stderr(Stdio::piped());
+        // An interrupt from the terminal is for this process, which ends the other.
+        command.process_group(0).kill_on_drop(true);
+        let Programs { runtime, interrupt, terminate, .. } = self;
+        runtime.block_on(async {
+            let mut child = command.spawn().map_err(|error| {
+                let failure = Failure::failed(format!("qemu-img cannot be run: {error}"));
+                failure.hint("it is in the package qemu-utils (Debian) or qemu-img (Fedora)")
+            })?;
+            let mut errors = child.stderr.take();
+            let said = tokio::spawn(async move {
+                let mut text = String::new();
+                if let Some(errors) = &mut errors {
+                    let _ = errors.read_to_string(&mut text).await;
+                }
+                text
+            });
+            let status = tokio::select! {
+                status = child.wait() => status?,
+                _ = interrupt.recv() => return Err(interrupted(&mut child).await),
+                _ = terminate.recv() => return Err(interrupted(&mut child).await),
+            };
+            if status.success() {
+                return Ok(());
+            }
+            let said = said.await.unwrap_or_default();
+            Err(Failure::failed(format!("qemu-img: {}, {status}", said.trim())))
+        })
+    }
+}
+
+async fn interrupted(child: &mut tokio::process::Child) -> Failure {
+    // It has ended when this returns: nothing of it is written to the disk afterwards.
+    let _ = child.kill().await;
+    Failure::failed("interrupted")
+}
