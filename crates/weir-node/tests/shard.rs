@@ -60,6 +60,7 @@ impl Rig {
             peer_deadline: Duration::from_secs(1),
             full_log_wait: Duration::from_secs(30),
             destage_delay: AccelConfig::DESTAGE_DELAY,
+            io_flusher: false,
             engine: Engine::Auto,
             storage: Arc::new(Threads),
             flash: flash(directory.path()),

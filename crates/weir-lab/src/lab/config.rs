@@ -8,8 +8,8 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_block::size::Size;
 use weir_node::config::{
-    ApiConfig, Config, FlashConfig, IdentityConfig, LeaseConfig, LimitsConfig, LunConfig, NbdConfig,
-    NodesConfig, PeersConfig, RegistryConfig, ResourcesConfig,
+    ApiConfig, Config, FlashConfig, FuseConfig, IdentityConfig, LeaseConfig, LimitsConfig, LunConfig,
+    NbdConfig, NodesConfig, PeersConfig, RegistryConfig, ResourcesConfig,
 };
 use weir_node::nbd_address::NbdAddress;
 use weir_node::units::Period;
@@ -74,6 +74,8 @@ pub struct LabConfig {
     pub luns: Vec<PathBuf>,
     /// Keeps nodes from the LUN.
     pub fence_command: Option<PathBuf>,
+    /// The nodes have the disks as files, in `files` in their directories. Needs root.
+    pub fuse: bool,
 }
 
 /// An etcd with TLS that runs beside the lab and is not the lab's to end.
@@ -130,6 +132,7 @@ impl LabConfig {
             etcd: None,
             luns: Vec::new(),
             fence_command: None,
+            fuse: false,
         }
     }
 }
@@ -188,6 +191,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         true => IdentityConfig { directory: Some(identities::of(dir, &home, &name)?) },
         false => IdentityConfig::default(),
     };
+    let fuse = FuseConfig { directory: config.fuse.then(|| home.join("files")), ..FuseConfig::default() };
     let settings = Config {
         name: name.clone(),
         fault_domain: config
@@ -220,6 +224,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
             ..LunConfig::default()
         },
         nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![NbdAddress::plaintext(nbd_tcp)] },
+        fuse,
         api: ApiConfig { socket: Some(node.api.clone()), listen: None },
         limits: LimitsConfig {
             full_log_wait: Period(config.full_log_wait),

@@ -288,6 +288,7 @@ impl Cluster {
             peer_deadline: PEER_DEADLINE,
             full_log_wait: config.limits.full_log_wait.0,
             destage_delay: self.destage_delay,
+            io_flusher: false,
             engine: Engine::Auto,
             storage: Arc::new(SimulatedStorage { who, requests: self.requests.clone() }),
             flash: None,

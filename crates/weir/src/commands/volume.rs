@@ -113,6 +113,12 @@ fn show(volume: &VolumeView) -> String {
         ("path", volume.path.display().to_string()),
         ("disks", volume.disks.to_string()),
     ];
+    if let Some(files) = &volume.files {
+        rows.push((
+            "files here",
+            format!("{}/DISK.raw (FUSE over {})", files.path.display(), files.transport),
+        ));
+    }
     if let Some(lun) = &volume.lun {
         rows.extend(of_lun(lun));
     }
