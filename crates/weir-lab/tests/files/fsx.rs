@@ -30,7 +30,9 @@ impl Fsx<'_> {
     /// A range; of whole sectors for direct I/O.
     fn range(&mut self, direct: bool, longest: usize) -> (usize, usize) {
         let unit = if direct { 512 } else { 1 };
-        let length = (1 + self.random.usize(..1 + self.random.usize(..longest))).div_ceil(unit) * unit;
+        // Mostly short ones.
+        let most = 1 + self.random.usize(..longest);
+        let length = (1 + self.random.usize(..most)).div_ceil(unit) * unit;
         let offset = self.random.usize(..=(SPAN - length) / unit) * unit;
         (offset, length)
     }
@@ -84,7 +86,8 @@ impl Fsx<'_> {
         let hole = seek(&self.buffered, SeekFrom::Hole(offset as u64)).unwrap() as usize;
         assert!(hole >= offset, "a hole found before {offset}");
         if hole < SPAN {
-            let end = (hole + 512).min(SPAN);
+            // It may end with the block.
+            let end = (hole / 512 + 1) * 512;
             assert!(self.model[hole..end].iter().all(|&byte| byte == 0), "no hole at {hole}");
         }
         format!("seek {offset}: data {data}, hole {hole}")

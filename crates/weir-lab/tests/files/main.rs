@@ -8,6 +8,10 @@
 mod common;
 mod fsx;
 mod nodes;
+mod postgresql;
+#[path = "../power_cut/server.rs"]
+#[allow(dead_code)]
+mod server;
 #[path = "../support/mod.rs"]
 mod support;
 mod tools;
