@@ -160,7 +160,7 @@ fn start(
     // SAFETY: an `OwnedFd` has the same descriptor from here to its drop, which closes it and comes after the registration's end.
     let device = unsafe { AsyncFd::register_with_interest(device, Interest::READABLE)? };
     let size = Arc::new(AtomicU64::new(record.size));
-    let since = unix_seconds().try_into().unwrap_or_default();
+    let since = unix_seconds();
     let file = File::new(&record.name, node.config.fuse.access(), Arc::clone(&size), since);
     let (end, ended) = oneshot::channel();
     let keeper = Keeper { node: Arc::clone(node), exports: Arc::clone(exports), device, waits_since: None };
