@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -43,6 +44,8 @@ const BATCH: usize = 64;
 pub struct Files {
     stop: watch::Sender<()>,
     task: JoinHandle<()>,
+    /// Keeps other nodes from the directory.
+    _lock: OwnedFd,
 }
 
 impl Files {
@@ -50,16 +53,18 @@ impl Files {
     /// process has left there.
     ///
     /// # Errors
-    /// The directory cannot be made, or a former process's mounts cannot be found.
+    /// The directory cannot be made, it is another node's, or a former process's mounts cannot be found.
     pub fn start(node: &Arc<Node>, exports: &Arc<Exports>) -> io::Result<Option<Files>> {
         let Some(directory) = node.config.fuse.directory.clone() else { return Ok(None) };
         make_directory(&directory)?;
+        // What another node has mounted there must not be taken for left over.
+        let lock = lock(&directory)?;
         let left = fuse::remove_leftovers(&directory)?;
         let (path, transport) = (directory.display(), fuse::TRANSPORT);
         tracing::info!(%path, transport, left, "fuse: disks are files here");
         let (stop, stopping) = watch::channel(());
         let task = tokio::spawn(keep(Arc::clone(node), Arc::clone(exports), directory, stopping));
-        Ok(Some(Files { stop, task }))
+        Ok(Some(Files { stop, task, _lock: lock }))
     }
 
     /// Unmounts all.
@@ -76,6 +81,20 @@ fn make_directory(path: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o755).create(path).map_err(|error| {
         io::Error::new(error.kind(), format!("making {}, for fuse.directory: {error}", path.display()))
     })
+}
+
+/// The right to mount files in a directory; the kernel ends it with the process.
+fn lock(directory: &Path) -> io::Result<OwnedFd> {
+    let opened =
+        rustix::fs::open(directory, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    match rustix::fs::flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(opened),
+        Err(Errno::WOULDBLOCK) => Err(io::Error::other(format!(
+            "another node has its disks' files in {}; give this one a directory of its own (fuse.directory)",
+            directory.display()
+        ))),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// A mounted file.
@@ -304,4 +323,19 @@ fn take(node: &Node, exports: &Exports, device: &OwnedFd, file: &mut File) -> io
         }
     }
     Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_has_the_files_of_one_node() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = lock(directory.path()).unwrap();
+        let refused = lock(directory.path()).unwrap_err().to_string();
+        assert!(refused.contains("another node") && refused.contains("fuse.directory"), "{refused}");
+        drop(first);
+        lock(directory.path()).unwrap();
+    }
 }

@@ -86,7 +86,9 @@ fn is_placeholder(path: &Path) -> bool {
 /// # Errors
 /// The list of mounts cannot be read.
 pub fn remove_leftovers(directory: &Path) -> io::Result<usize> {
-    let left = leftovers(&fs::read("/proc/self/mountinfo")?, directory);
+    // The list has no links in its paths.
+    let directory = directory.canonicalize()?;
+    let left = leftovers(&fs::read("/proc/self/mountinfo")?, &directory);
     for path in &left {
         remove(path);
     }
