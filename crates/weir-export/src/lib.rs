@@ -5,6 +5,7 @@
 
 mod export;
 mod exports;
+pub mod fuse;
 pub mod handshakes;
 mod limit;
 pub mod nbd;

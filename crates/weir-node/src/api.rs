@@ -393,6 +393,18 @@ pub struct VolumeView {
     /// Of a volume on a LUN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lun: Option<LunView>,
+    /// Where its disks are files, if they are on the asked node.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub files: Option<FilesView>,
+}
+
+/// The disks of a volume as files on the asked node.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FilesView {
+    /// Their directory. Each is `DISK.raw` there.
+    pub path: PathBuf,
+    /// How requests come from the kernel: `/dev/fuse`.
+    pub transport: String,
 }
 
 /// A LUN that is a volume, as the asked node sees it.

@@ -10,6 +10,7 @@ use weir_block::size::{Size, as_text};
 use weir_cluster::node_state::Rules;
 use weir_cluster::records::check_name;
 use weir_etcd::{EtcdConfig, TlsFiles, UserFile};
+use weir_export::fuse::Access;
 use weir_volume::BackingOptions;
 
 use crate::nbd_address::NbdAddress;
@@ -54,6 +55,9 @@ pub struct Config {
     /// The NBD export.
     #[serde(default)]
     pub nbd: NbdConfig,
+    /// The disks as files.
+    #[serde(default)]
+    pub fuse: FuseConfig,
     /// The HTTP API.
     #[serde(default)]
     pub api: ApiConfig,
@@ -255,6 +259,41 @@ pub struct NbdConfig {
     pub unix: Option<PathBuf>,
     /// TCP addresses.
     pub tcp: Vec<NbdAddress>,
+}
+
+/// `[fuse]`
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct FuseConfig {
+    /// The files are `VOLUME/DISK.raw` in this directory; absent: there are none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub directory: Option<PathBuf>,
+    /// Their mode, in octal digits.
+    pub mode: String,
+    /// Their user, by number.
+    pub uid: u32,
+    /// Their group, by number.
+    pub gid: u32,
+}
+
+impl FuseConfig {
+    /// The bits of the mode: to read and to write. `None`: it is none of those.
+    fn mode_bits(&self) -> Option<u32> {
+        u32::from_str_radix(&self.mode, 8).ok().filter(|bits| bits & !0o666 == 0)
+    }
+
+    /// Who may open the files.
+    #[must_use]
+    pub fn access(&self) -> Access {
+        // A mode that is none was refused with the configuration; nobody but root is let in by it.
+        Access { mode: self.mode_bits().unwrap_or_default(), uid: self.uid, gid: self.gid }
+    }
+}
+
+impl Default for FuseConfig {
+    fn default() -> FuseConfig {
+        FuseConfig { directory: None, mode: "0600".to_owned(), uid: 0, gid: 0 }
+    }
 }
 
 /// `[api]`
@@ -536,8 +575,15 @@ impl Config {
             return bad("resources.busy_poll_us", &self.resources.busy_poll_us, reason);
         }
         self.registry.etcd(&self.lease)?;
-        let directories =
-            [("state_dir", Some(&self.state_dir)), ("identity.directory", self.identity.directory.as_ref())];
+        if self.fuse.mode_bits().is_none() {
+            let reason = "it must be octal digits that let some read or write, for example 0600 or 0660";
+            return bad("fuse.mode", &self.fuse.mode, reason.to_owned());
+        }
+        let directories = [
+            ("state_dir", Some(&self.state_dir)),
+            ("identity.directory", self.identity.directory.as_ref()),
+            ("fuse.directory", self.fuse.directory.as_ref()),
+        ];
         for (key, path) in directories {
             if let Some(path) = path.filter(|path| !path.is_absolute()) {
                 return bad(key, &path.display(), "it must be an absolute path".to_owned());
@@ -628,6 +674,8 @@ mod tests {
         assert_eq!(full.api_socket(), minimal.api_socket());
         (full.nbd.unix, full.api.socket, full.flash.path) = (None, None, None);
         (full.identity.directory, full.api.listen) = (None, None);
+        assert!(full.fuse.directory.is_some());
+        full.fuse.directory = None;
         assert!(
             full.registry
                 .etcd(&full.lease)
@@ -659,13 +707,14 @@ mod tests {
         (registry.key, registry.user) = (Some("/f".into()), Some("g".into()));
         registry.password_file = Some("/h".into());
         config.lun.fence_command = Some("/j".into());
+        config.fuse.directory = Some("/k".into());
         let all = everything();
         let keys: Vec<_> = toml::to_string(&config)
             .unwrap()
             .lines()
             .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
             .collect();
-        assert_eq!(keys.len(), 38, "a new key: extend this test's count and the example");
+        assert_eq!(keys.len(), 42, "a new key: extend this test's count and the example");
         for key in keys {
             assert!(
                 all.lines().any(|line| line.starts_with(&format!("{key} = "))),
@@ -787,6 +836,14 @@ mod tests {
         assert!(error.contains("resources.logs") && error.contains("resources.log = 256MiB"), "{error}");
         let error = parse("name = \"n1\"\n[resources]\nbusy_poll_us = 2000").unwrap_err().to_string();
         assert!(error.contains("resources.busy_poll_us = 2000: it must be 0 to 1000"), "{error}");
+        for (lines, words) in [
+            ("mode = \"0700\"", "fuse.mode = 0700: it must be octal digits"),
+            ("mode = \"rw\"", "fuse.mode = rw: "),
+            ("directory = \"files\"", "fuse.directory = files: it must be an absolute path"),
+        ] {
+            let error = parse(&format!("name = \"n1\"\n[fuse]\n{lines}")).unwrap_err().to_string();
+            assert!(error.contains(words), "{error}");
+        }
         let error = parse("name = \"a b\"").unwrap_err().to_string();
         assert!(error.contains("letters"), "{error}");
         let error = Config::load(Path::new("/nonexistent/weir.toml")).unwrap_err().to_string();

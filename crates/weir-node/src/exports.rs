@@ -86,6 +86,18 @@ impl Exports {
     }
 }
 
+impl Exports {
+    /// The reason why a disk is not served here, and the remedy, in words.
+    #[must_use]
+    pub fn why_not_here(&self, disk: &str) -> String {
+        match self.elsewhere(disk) {
+            NotServed::Unknown(reason) | NotServed::Unavailable(reason) | NotServed::Forbidden(reason) => {
+                reason
+            }
+        }
+    }
+}
+
 impl Directory for Exports {
     fn list(&self) -> Vec<Listed> {
         let listed = |name: String| Listed { description: format!("Weir disk {name}"), name };

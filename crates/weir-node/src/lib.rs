@@ -10,6 +10,7 @@
 //! - [`api`], [`operations`], [`http`], [`client`]: operators' requests; [`metrics`]: for Prometheus;
 //! - [`access`]: who may ask for what at the API; [`cluster`]: who belongs to the cluster;
 //! - [`backings`]: whether the disks' files are still where they belong;
+//! - `files`: the disks as files of a FUSE mount;
 //! - [`members`]: the nodes of the cluster, those that are down among them.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -27,6 +28,7 @@ mod coordination;
 mod error;
 pub mod exports;
 mod file_fault;
+mod files;
 mod gate;
 pub mod http;
 mod https;

@@ -34,6 +34,7 @@ use crate::control::node::{Node, random};
 use crate::control::{Shards, capacity, flash};
 use crate::coordination::Coordination;
 use crate::exports::{self, Exports};
+use crate::files::Files;
 use crate::gate::Gate;
 use crate::http;
 use crate::https;
@@ -279,6 +280,7 @@ pub async fn run_with(
     let coordination = Coordination::start(Arc::clone(&node));
     let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks), backings).with_audit(Some(audit));
     let exports = Arc::new(Exports::new(Arc::clone(&node), operations.clone()));
+    let files = Files::start(&node, &exports).map_err(system("the disks' files"))?;
     for listener in listeners {
         services.spawn(listener.run(exports.clone(), exports.clone()));
     }
@@ -304,6 +306,9 @@ pub async fn run_with(
         None => stop::drain(&node, &tasks, stop_wait).await,
     };
     coordination.stop().await;
+    if let Some(files) = files {
+        files.stop().await;
+    }
     // Before its listener is closed: from then on another process may make its own there.
     let _ = std::fs::remove_file(node.config.api_socket());
     services.shutdown().await;
@@ -425,6 +430,7 @@ fn start_shards(
         full_log_wait: config.limits.full_log_wait.0,
         coordinator_wait: config.lun.coordinator_wait.0,
         destage_delay: AccelConfig::DESTAGE_DELAY,
+        io_flusher: config.fuse.directory.is_some(),
         engine: Engine::Auto,
         storage: Arc::new(Threads),
         flash,

@@ -69,9 +69,13 @@ pub(crate) static JOIN_FAILED: Throttle = Throttle::new("not-joined-again", Dura
 /// A look at a backing that is being opened fails; it is repeated five times a second.
 pub(crate) static LOOK_FAILED: Throttle = Throttle::new("look-failed", Duration::from_secs(10));
 
+/// A disk's file is not opened, because the disk is not here.
+pub(crate) static FILE_REFUSED: Throttle = Throttle::new("fuse-open-refused", Duration::from_secs(1));
+
 /// All limits of this process.
-pub(crate) fn all() -> [&'static Throttle; 21] {
+pub(crate) fn all() -> [&'static Throttle; 22] {
     [
+        &FILE_REFUSED,
         &API_REFUSED,
         &NBD_PLAIN_TEXT,
         &NBD_PLAIN_TEXT_EVENT,

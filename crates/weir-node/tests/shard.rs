@@ -61,6 +61,7 @@ impl Rig {
             full_log_wait: Duration::from_secs(30),
             coordinator_wait: Duration::from_secs(30),
             destage_delay: AccelConfig::DESTAGE_DELAY,
+            io_flusher: false,
             engine: Engine::Auto,
             storage: Arc::new(Threads),
             flash: flash(directory.path()),

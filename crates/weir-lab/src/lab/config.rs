@@ -8,8 +8,8 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_block::size::Size;
 use weir_node::config::{
-    ApiConfig, Config, FlashConfig, IdentityConfig, LeaseConfig, LimitsConfig, LunConfig, NbdConfig,
-    NodesConfig, PeersConfig, RegistryConfig, ResourcesConfig,
+    ApiConfig, Config, FlashConfig, FuseConfig, IdentityConfig, LeaseConfig, LimitsConfig, LunConfig,
+    NbdConfig, NodesConfig, PeersConfig, RegistryConfig, ResourcesConfig,
 };
 use weir_node::nbd_address::NbdAddress;
 use weir_node::units::Period;
@@ -76,6 +76,8 @@ pub struct LabConfig {
     pub fence_command: Option<PathBuf>,
     /// Requests that need a volume's coordinator wait for one at most this long.
     pub coordinator_wait: Duration,
+    /// The nodes have the disks as files, in `files` in their directories. Needs root.
+    pub fuse: bool,
 }
 
 /// An etcd with TLS that runs beside the lab and is not the lab's to end.
@@ -133,6 +135,7 @@ impl LabConfig {
             luns: Vec::new(),
             fence_command: None,
             coordinator_wait: LunConfig::default().coordinator_wait.0,
+            fuse: false,
         }
     }
 }
@@ -191,6 +194,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         true => IdentityConfig { directory: Some(identities::of(dir, &home, &name)?) },
         false => IdentityConfig::default(),
     };
+    let fuse = FuseConfig { directory: config.fuse.then(|| home.join("files")), ..FuseConfig::default() };
     let settings = Config {
         name: name.clone(),
         fault_domain: config
@@ -224,6 +228,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
             ..LunConfig::default()
         },
         nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![NbdAddress::plaintext(nbd_tcp)] },
+        fuse,
         api: ApiConfig { socket: Some(node.api.clone()), listen: None },
         limits: LimitsConfig {
             full_log_wait: Period(config.full_log_wait),

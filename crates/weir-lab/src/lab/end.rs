@@ -77,6 +77,7 @@ impl Lab {
             })?;
         }
         let killed = self.end(ending, &mut tell)?;
+        self.unmount();
         let mut lost = Lost::default();
         for node in self.nodes() {
             lost.left_behind(node.config.parent().unwrap_or(&self.dir), &node.name);

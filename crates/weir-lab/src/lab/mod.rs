@@ -431,6 +431,15 @@ impl Lab {
     }
 }
 
+impl Lab {
+    /// Removes the mounts that killed nodes have left: nobody else would, and the lab's directory could not be deleted.
+    fn unmount(&self) {
+        if let Err(error) = weir_export::fuse::remove_leftovers(&self.dir) {
+            tracing::warn!(%error, "mounts of the lab's nodes may be left");
+        }
+    }
+}
+
 impl Drop for Lab {
     fn drop(&mut self) {
         if self.ends_with_us {
@@ -442,6 +451,7 @@ impl Drop for Lab {
             for process in processes {
                 let _ = self.reap(process);
             }
+            self.unmount();
             let _ = fs::remove_file(self.dir.join("lab.json"));
         }
     }

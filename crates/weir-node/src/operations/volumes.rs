@@ -7,7 +7,7 @@ use weir_cluster::registry::{Entry, RegistryError, Transaction};
 use weir_volume::DirVolume;
 
 use super::{Answer, Operations, check_named};
-use crate::api::{ApiError, ApiErrorKind, CreateVolume, DeleteVolume, DeletedVolume, VolumeView};
+use crate::api::{ApiError, ApiErrorKind, CreateVolume, DeleteVolume, DeletedVolume, FilesView, VolumeView};
 use crate::control::node::{blocking, random, unavailable};
 
 /// Disks that a refusal names.
@@ -74,6 +74,10 @@ impl Operations {
             path: record.path.clone(),
             disks: self.node.records.disks.now().values().filter(|disk| disk.volume == record.name).count(),
             lun: None,
+            files: self.node.config.fuse.directory.as_ref().map(|directory| FilesView {
+                path: directory.join(&record.name),
+                transport: weir_export::fuse::TRANSPORT.to_owned(),
+            }),
         }
     }
 

@@ -57,6 +57,8 @@ pub struct ShardConfig {
     pub coordinator_wait: Duration,
     /// The time that records may wait to be destaged while the log has room.
     pub destage_delay: Duration,
+    /// Filesystems of this host may be on its disks: memory that the thread needs does not wait for their dirty pages.
+    pub io_flusher: bool,
     /// The reactor's engine.
     pub engine: Engine,
     /// Opens the backings.
@@ -87,6 +89,11 @@ impl Shard {
         let published = Arc::clone(&health);
         let (ready, started) = std::sync::mpsc::sync_channel(1);
         let thread = std::thread::Builder::new().name(format!("weir-shard-{number}")).spawn(move || {
+            if config.io_flusher
+                && let Err(error) = rustix::process::configure_io_flusher_behavior(true)
+            {
+                tracing::warn!(%error, "a shard may wait for memory that only its own disks can free");
+            }
             let reactor_config = ReactorConfig {
                 buffer_limit: config.buffer_bytes,
                 engine: config.engine,

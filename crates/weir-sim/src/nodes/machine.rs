@@ -289,6 +289,7 @@ impl Cluster {
             full_log_wait: config.limits.full_log_wait.0,
             coordinator_wait: config.lun.coordinator_wait.0,
             destage_delay: self.destage_delay,
+            io_flusher: false,
             engine: Engine::Auto,
             storage: Arc::new(SimulatedStorage { who, requests: self.requests.clone() }),
             flash: None,

@@ -157,6 +157,12 @@ fn show(volume: &VolumeView) -> String {
         ("path", volume.path.display().to_string()),
         ("disks", format!("{}; `weir volume du {}` shows what they take", volume.disks, volume.name)),
     ];
+    if let Some(files) = &volume.files {
+        rows.push((
+            "files here",
+            format!("{}/DISK.raw (FUSE over {})", files.path.display(), files.transport),
+        ));
+    }
     if let Some(lun) = &volume.lun {
         rows.extend(of_lun(lun));
     }

@@ -1,0 +1,187 @@
+//! Disks as files: what programs do with them through the FUSE mount of a real node.
+//!
+//! `WEIR_FSX` sets how many random operations there are against a plain file's behaviour (some thousands by default), `WEIR_SEED`
+//! replays.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../common/mod.rs"]
+mod common;
+mod fsx;
+mod nodes;
+mod postgresql;
+#[path = "../power_cut/server.rs"]
+#[allow(dead_code)]
+mod server;
+#[path = "../support/mod.rs"]
+mod support;
+mod tools;
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use common::{Bench, DISK, SIZE, SOON, alone};
+use support::await_some;
+use weir_lab::LabConfig;
+use weir_node::api::{CreateDisk, Medium};
+
+/// A lab whose nodes have the disks as files.
+fn bench(nodes: usize, policy: &str) -> Bench {
+    let fuse = |config: &mut LabConfig| config.fuse = true;
+    Bench::up(nodes, policy, fuse)
+}
+
+/// The file of a disk on a node.
+fn path(bench: &Bench, node: &str, disk: &str) -> PathBuf {
+    bench.lab.dir().join(node).join("files/pool").join(format!("{disk}.raw"))
+}
+
+fn options(direct: bool) -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(if direct { libc::O_DIRECT } else { 0 });
+    options
+}
+
+/// Opens the file of a disk, once the node serves it.
+fn open(bench: &Bench, node: &str, direct: bool) -> File {
+    let path = path(bench, node, DISK);
+    let opened = || options(direct).open(&path).ok();
+    await_some(SOON, opened, || {
+        format!("{}: {:?}{}", path.display(), options(direct).open(&path), bench.logs())
+    })
+}
+
+fn errno(result: io::Result<impl Sized>) -> Option<i32> {
+    result.map(drop).err().and_then(|error| error.raw_os_error())
+}
+
+/// A buffer for direct I/O.
+struct Aligned {
+    bytes: Vec<u8>,
+    from: usize,
+    length: usize,
+}
+
+impl Aligned {
+    fn new(length: usize) -> Aligned {
+        let bytes = vec![0; length + 4096];
+        let from = bytes.as_ptr().align_offset(4096);
+        Aligned { bytes, from, length }
+    }
+
+    fn bytes(&mut self) -> &mut [u8] {
+        &mut self.bytes[self.from..self.from + self.length]
+    }
+}
+
+#[test]
+fn a_disk_is_a_file_of_its_size_that_only_root_may_use_and_nobody_resizes() {
+    let _turn = alone();
+    let bench = bench(1, "write-back+0");
+    let path = path(&bench, "n1", DISK);
+    let file = open(&bench, "n1", false);
+    let found = std::fs::metadata(&path).unwrap();
+    assert!(found.is_file());
+    assert_eq!((found.len(), found.permissions().mode() & 0o7777, found.uid()), (SIZE, 0o600, 0));
+    assert_eq!(errno(file.set_len(SIZE)), None, "to its own size");
+    assert_eq!(errno(file.set_len(0)), Some(libc::EPERM));
+    assert_eq!(errno(file.set_len(2 * SIZE)), Some(libc::EPERM));
+    assert_eq!(errno(OpenOptions::new().write(true).truncate(true).open(&path)), Some(libc::EPERM));
+    assert_eq!(errno(std::fs::set_permissions(&path, PermissionsExt::from_mode(0o666))), Some(libc::EPERM));
+    assert_eq!(errno(std::fs::remove_file(&path)), Some(libc::EBUSY), "it is a mount");
+
+    // The end of a disk: what fits is written, and nothing is behind it.
+    assert_eq!(file.write_at(&[7; 100], SIZE - 10).unwrap(), 10);
+    assert_eq!(errno(file.write_at(&[7; 100], SIZE)), Some(libc::ENOSPC));
+    let mut end = [1; 100];
+    assert_eq!(file.read_at(&mut end, SIZE - 20).unwrap(), 20);
+    assert_eq!((&end[..10], &end[10..20]), (&[0; 10][..], &[7; 10][..]));
+    assert_eq!(file.read_at(&mut end, SIZE).unwrap(), 0);
+    assert_eq!(
+        errno(
+            rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, 4096)
+                .map_err(io::Error::from)
+        ),
+        Some(libc::EOPNOTSUPP)
+    );
+
+    // Growing shows to those who have it open.
+    let client = bench.lab.any_client().unwrap();
+    client.resize(DISK, 2 * SIZE).unwrap();
+    let grown = || (file.metadata().unwrap().len() == 2 * SIZE).then_some(());
+    await_some(SOON, grown, || "it has not grown".to_owned());
+    file.write_all_at(&[9; 512], 2 * SIZE - 512).unwrap();
+
+    let volume = client.volumes().unwrap().remove(0);
+    let files = volume.files.unwrap();
+    assert_eq!((files.path.join("d1.raw"), &*files.transport), (path, "/dev/fuse"));
+}
+
+/// A disk with blocks of 4096 bytes: two programs write to halves of one block at once, and neither takes back what the other has
+/// written.
+#[test]
+fn parts_of_a_block_are_written_without_harm_to_the_rest() {
+    let _turn = alone();
+    let bench = bench(1, "write-back+0");
+    let client = bench.lab.any_client().unwrap();
+    let wanted = CreateDisk {
+        name: "wide".into(),
+        volume: "pool".into(),
+        size: 1 << 20,
+        logical_block: 4096,
+        policy: "write-through".into(),
+        medium: Medium::Ram,
+        limit: None,
+    };
+    client.create_disk(&wanted).unwrap();
+    client.export("wide", &weir_node::api::Export::default()).unwrap();
+    let path = path(&bench, "n1", "wide");
+    await_some(SOON, || options(true).open(&path).ok(), || bench.logs());
+    let writers: Vec<_> = (0..4_u64)
+        .map(|number| {
+            let (path, direct) = (path.clone(), number % 2 == 0);
+            thread::spawn(move || {
+                let file = options(direct).open(path).unwrap();
+                let (mut data, mut back) = (Aligned::new(512), Aligned::new(512));
+                for round in 0..300_u32 {
+                    let value = (round as u8).wrapping_mul(4).wrapping_add(number as u8);
+                    data.bytes().fill(value);
+                    file.write_all_at(data.bytes(), 8192 + number * 512).unwrap();
+                    file.read_exact_at(back.bytes(), 8192 + number * 512).unwrap();
+                    assert_eq!(data.bytes(), back.bytes(), "round {round} of writer {number}");
+                }
+            })
+        })
+        .collect();
+    for writer in writers {
+        writer.join().unwrap();
+    }
+}
+
+/// A program that has the file open holds neither a closing of the disk nor a stop of the node, and nothing is left of the mount.
+#[test]
+fn a_stop_leaves_no_mount() {
+    let _turn = alone();
+    let bench = bench(1, "write-through");
+    let file = open(&bench, "n1", true);
+    let mut data = Aligned::new(4096);
+    data.bytes().fill(5);
+    file.write_all_at(data.bytes(), 0).unwrap();
+    let directory = path(&bench, "n1", DISK);
+    let mounts = || std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let is_mounted = |path: &PathBuf| mounts().contains(path.to_str().unwrap());
+    assert!(is_mounted(&directory));
+    let Bench { lab, .. } = &bench;
+    let dir = lab.dir().to_owned();
+    let started = weir_block::Nanos::now();
+    let process = lab.process("n1").unwrap().unwrap();
+    support::run("kill", ["-TERM", &process.pid.to_string()]);
+    let over = || (!is_mounted(&directory)).then_some(());
+    await_some(SOON, over, || bench.logs());
+    assert!(weir_block::Nanos::now() - started < Duration::from_secs(20), "{}", bench.logs());
+    assert!(!directory.exists(), "nothing is left in {}", dir.display());
+    drop(file);
+}
