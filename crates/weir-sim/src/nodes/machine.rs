@@ -156,6 +156,7 @@ fn config(number: usize) -> Config {
         identity: Default::default(),
         peers: PeersConfig { listen: address(number), deadline: Period(PEER_DEADLINE), plaintext: false },
         nbd: NbdConfig { unix: Some(PathBuf::new()), tcp: Vec::new() },
+        fuse: Default::default(),
         api: Default::default(),
         nodes: Default::default(),
         resources: ResourcesConfig {
