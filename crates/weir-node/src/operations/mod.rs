@@ -576,6 +576,24 @@ fn ownership_error(refusal: ownership::Refusal) -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::disk::tests::{disk_of_a, node};
+
+    /// Any node of another host could else fill the LUN.
+    #[tokio::test]
+    async fn only_its_owner_has_a_disks_file_made_longer() {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        let record = disk_of_a(&node, |record| record.owner = Some(NodeRef::new("b", 1))).await;
+        let operations = Operations::new(Arc::clone(&node), Arc::default(), Arc::default());
+        let lengthen = async |by: &str| {
+            let asked = operations.asked(None, 1, Some(by.into())).unwrap();
+            asked.lengthen("d", Resize { size: 2 * record.size }).await.unwrap_err()
+        };
+        assert_eq!(lengthen("c").await.kind, ApiErrorKind::Forbidden);
+        // What is refused now is that its volume does not exist.
+        let other = lengthen("b").await;
+        assert!(other.message.contains("volume"), "{other}");
+    }
 
     #[test]
     fn a_wrong_size_is_told_with_the_nearest_right_ones() {
