@@ -1,0 +1,54 @@
+//! The HTTP API in JSON. Shared by the server ([`crate::http`]) and the [`crate::client`].
+//!
+//! | request | answer |
+//! |---|---|
+//! | `GET /v1/ping` | nothing, at once: the node answers |
+//! | `GET /v1/status` | [`NodeStatus`] |
+//! | `GET /v1/owned` | [`Owned`]: the state that only a disk's owner knows; for other nodes |
+//! | `POST /v1/nodes/NAME/forget` | [`NodeView`] |
+//! | `GET /v1/volumes`, `POST /v1/volumes` ([`CreateVolume`]) | [`Volumes`], [`VolumeView`] |
+//! | `POST /v1/volumes/plan` ([`CreateVolume`]) | [`VolumePlan`] |
+//! | `GET /v1/volumes/NAME/usage` | [`VolumeUsage`] |
+//! | `POST /v1/volumes/NAME/delete` ([`DeleteVolume`]) | [`DeletedVolume`] |
+//! | `POST /v1/volumes/NAME/confirm-fenced` ([`ConfirmFenced`]) | [`ConfirmedFenced`] |
+//! | `POST /v1/volumes/NAME/redirected` ([`SetRedirected`]) | [`VolumeView`] |
+//! | `GET /v1/disks`, `POST /v1/disks` ([`CreateDisk`]) | [`Disks`], [`DiskView`] |
+//! | `GET /v1/disks/NAME` | [`DiskView`] |
+//! | `POST /v1/disks/NAME/policy` ([`SetPolicy`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/export` ([`Export`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/move` ([`Move`]) | [`Moved`] |
+//! | `POST /v1/disks/NAME/follow` ([`Follow`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/limit` ([`SetLimit`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/resize` ([`Resize`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/lengthen` ([`Resize`]) | [`Resize`]: only the file; for other nodes |
+//! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
+//! | `GET /v1/disks/NAME/snapshots`, `POST /v1/disks/NAME/snapshots` ([`CreateSnapshot`]) | [`Snapshots`]: all; those that were made |
+//! | `POST /v1/disks/NAME/delete-snapshot` ([`DeleteSnapshot`]) | [`SnapshotView`] |
+//! | `POST /v1/disks/NAME/rollback` ([`RollBack`]) | [`RolledBack`] |
+//! | `POST /v1/disks/NAME/clone` ([`CloneDisk`]) | [`DiskView`], of the clone |
+//! | `POST /v1/disks/NAME/barrier` ([`Barrier`]) | [`BarrierStood`]; for other nodes |
+//! | `GET /v1/disks/NAME/meters` | [`Meters`] |
+//! | `GET /v1/disks/NAME/profile` | `weir_profile::Profile`, since the disk was opened |
+//! | `POST /v1/disks/NAME/profile` ([`RecordProfile`]) | `weir_profile::Profile`, when the time is over |
+//! | `POST /v1/disks/NAME/load` ([`RunLoad`]) | `weir_load::Summary` |
+//! | `GET /v1/events` | [`EventList`] |
+//! | `GET /metrics` | the turns of the shards, in Prometheus' text format |
+//!
+//! Any node answers for any disk; a change that only a node of another host can make is answered with 307, the [`Elsewhere`] in the
+//! error, and a `Location`. Everything that goes wrong is an [`ApiError`], with the HTTP status that fits its kind; a node that has
+//! not joined the cluster answers every request with 503 and [`NOT_JOINED`].
+
+mod disks;
+mod measurements;
+mod nodes;
+mod snapshots;
+mod volumes;
+
+pub use weir_cluster::records::Medium;
+
+pub use crate::error::{ApiError, ApiErrorKind, Elsewhere, NOT_JOINED};
+pub use disks::*;
+pub use measurements::*;
+pub use nodes::*;
+pub use snapshots::*;
+pub use volumes::*;

@@ -1,0 +1,140 @@
+//! Snapshots, clones, and the barriers behind them.
+
+use serde::{Deserialize, Serialize};
+use weir_cluster::records::Medium;
+
+use super::DiskLimit;
+
+/// Makes a snapshot of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CreateSnapshot {
+    /// Its name: at most 64 letters, digits, `.`, `_`, `-`.
+    pub name: String,
+    /// Other disks of the volume, of which snapshots of the same name are made at the same point in time.
+    #[serde(default)]
+    pub group: Vec<String>,
+}
+
+/// Deletes a snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeleteSnapshot {
+    /// Its name.
+    pub name: String,
+    /// Only say what would be deleted.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// Gives a disk that no client uses the content of one of its snapshots.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RollBack {
+    /// The snapshot's name.
+    pub snapshot: String,
+    /// The name of the snapshot that keeps the present content; absent: one with the present time.
+    #[serde(default)]
+    pub keep_as: Option<String>,
+    /// Keep no snapshot of the present content.
+    #[serde(default)]
+    pub discard_current: bool,
+    /// Only say what would be done.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// A disk that has gone back to a snapshot, or would.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.rolled-back/1")]
+pub struct RolledBack {
+    /// The disk.
+    pub disk: String,
+    /// The snapshot.
+    pub snapshot: String,
+    /// When that was made (RFC 3339).
+    pub made: String,
+    /// The snapshot that has the disk's content from before; absent if that is discarded.
+    pub kept: Option<String>,
+    /// The disk was open, and is closed now.
+    pub was_open: bool,
+    /// False for a dry run.
+    pub done: bool,
+}
+
+/// Makes a disk that begins as a snapshot of another one, in the same volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CloneDisk {
+    /// The name of the new disk.
+    pub name: String,
+    /// The snapshot; absent: the disk as it is now.
+    #[serde(default)]
+    pub snapshot: Option<String>,
+    /// As of [`CreateDisk`].
+    pub policy: String,
+    /// As of [`CreateDisk`].
+    #[serde(default)]
+    pub medium: Medium,
+    /// As of [`CreateDisk`].
+    #[serde(default)]
+    pub limit: Option<DiskLimit>,
+}
+
+/// A snapshot of a disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.snapshot/1")]
+pub struct SnapshotView {
+    /// The disk.
+    pub disk: String,
+    /// Its own name.
+    pub name: String,
+    /// Bytes of the disk at that time.
+    #[serde(rename = "size_bytes")]
+    pub size: u64,
+    /// Bytes of its blocks, those that it shares with the disk, other snapshots and clones included.
+    #[serde(rename = "allocated_bytes")]
+    pub allocated: u64,
+    /// When it was made (RFC 3339).
+    pub made: String,
+}
+
+/// The snapshots of a disk, the oldest first.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.snapshots/1")]
+pub struct Snapshots {
+    /// They.
+    pub snapshots: Vec<SnapshotView>,
+}
+
+/// A step of a barrier: it brings what was acknowledged to the backing of a disk, and nothing from behind that, until it is lowered, or for ten
+/// seconds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Barrier {
+    /// Tells it from others.
+    pub number: u64,
+    /// What is to be done.
+    pub step: BarrierStep,
+}
+
+/// What is to be done with a barrier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BarrierStep {
+    /// Raise it. Answered when the disk is there.
+    Raise,
+    /// Raise it, and hold the disk's clients, so that barriers of several disks are of one time. Answered at once.
+    Hold,
+    /// Clients go on. Answered when the disk is there; with false, if they were not held until now.
+    Release,
+    /// Lower it.
+    Lower,
+}
+
+/// Whether the disk is at its barrier, or was until it was lowered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BarrierStood {
+    /// It is, or was.
+    pub stood: bool,
+}
