@@ -123,7 +123,9 @@ async fn keep(node: Arc<Node>, exports: Arc<Exports>, directory: PathBuf, mut st
     loop {
         let records = Arc::clone(&disks.borrow_and_update());
         let is_current = |name: &str, one: &Served| {
+            // One that has ended, because somebody has unmounted it for example, begins anew.
             records.get(name).is_some_and(|record| one.identity == identity(record))
+                && !one.task.is_finished()
         };
         let gone: Vec<_> = served
             .iter()
@@ -154,6 +156,7 @@ async fn keep(node: Arc<Node>, exports: Arc<Exports>, directory: PathBuf, mut st
         }
         tokio::select! {
             changed = disks.changed() => if changed.is_err() { break },
+            () = tokio::time::sleep(LOOK_AGAIN) => failed.clear(),
             _ = stopping.changed() => break,
         }
     }
@@ -190,6 +193,9 @@ fn start(
     });
     Ok(Served { identity: identity(record), size, end, task })
 }
+
+/// Pause before a file that could not be mounted, or has ended, is mounted again.
+const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Answers the kernel for one file.
 struct Keeper {

@@ -372,9 +372,9 @@ pub enum VolumeCommand {
         /// The volume.
         #[arg(add = completion::volumes())]
         volume: String,
-        /// on or off.
-        #[arg(action = clap::ArgAction::Set, value_parser = clap::builder::BoolishValueParser::new(), value_name = "on|off")]
-        redirected: bool,
+        /// Whether it is.
+        #[arg(value_parser = ["on", "off"])]
+        redirected: String,
     },
     /// All volumes.
     List,

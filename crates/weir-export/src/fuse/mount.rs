@@ -104,7 +104,9 @@ fn leftovers(list: &[u8], directory: &Path) -> Vec<PathBuf> {
             let separator = fields.iter().position(|field| *field == b"-")?;
             let is_ours = *fields.get(separator + 1)? == TYPE.as_bytes();
             let path = PathBuf::from(std::ffi::OsString::from_vec(unescape(fields.get(4)?)));
-            (is_ours && path.starts_with(directory)).then_some(path)
+            // VOLUME/DISK.raw: a directory below may be another node's.
+            let is_file = path.strip_prefix(directory).is_ok_and(|rest| rest.components().count() == 2);
+            (is_ours && is_file).then_some(path)
         })
         .collect();
     found.reverse();
@@ -141,6 +143,7 @@ mod tests {
         let list = b"22 1 0:5 / /proc rw shared:5 - proc proc rw\n\
             90 28 0:70 / /run/weir/v/d.raw rw,nosuid shared:9 - fuse.weir weir:d rw,user_id=0\n\
             91 28 0:71 / /run/weir/v/e\\040f.raw rw,nosuid - fuse.weir weir:e rw\n\
+            94 28 0:74 / /run/weir/b/v/d.raw rw,nosuid - fuse.weir weir:d rw\n\
             92 28 0:72 / /run/weirder/v/d.raw rw - fuse.weir weir:d rw\n\
             93 28 0:73 / /run/weir/other rw - fuse.sshfs host: rw\n\
             short line\n";

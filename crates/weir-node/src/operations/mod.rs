@@ -414,6 +414,10 @@ impl Operations {
             let message = format!("node {node} does not own disk {name}, so it may not make it longer");
             return Err(ApiError::new(ApiErrorKind::Forbidden, message));
         }
+        if wanted.size < record.size {
+            let message = format!("disk {name} has {} bytes already", record.size);
+            return Err(ApiError::new(ApiErrorKind::Refused, message));
+        }
         check_size(wanted.size)?;
         if let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await? {
             return self.forward(&coordinator, name, "lengthen", &wanted).await;

@@ -54,7 +54,7 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
             print(global.output, &done, confirmed)
         }
         VolumeCommand::Redirect { volume, redirected } => {
-            print(global.output, &client.set_redirected(&volume, redirected)?, show)
+            print(global.output, &client.set_redirected(&volume, redirected == "on")?, show)
         }
         VolumeCommand::List => {
             print(global.output, &Volumes { volumes: client.volumes()? }, |Volumes { volumes }| {

@@ -37,6 +37,9 @@ pub fn run(global: &Global, command: ImageCommand) -> Result<(), Failure> {
             let size = source.size.checked_next_multiple_of(UNIT).unwrap_or(source.size);
             let wanted = CreateDisk { name, volume, size, logical_block: block, policy, medium, limit };
             let mut programs = Programs::new(global.output)?;
+            if source.format == Format::Qcow2 {
+                programs.check(&source.path)?;
+            }
             let disk = import(&any_node(global)?, &mut programs, &source, &wanted)?;
             print(global.output, &disk, disk::show)
         }
@@ -192,11 +195,23 @@ fn stands_still(client: &Client, source: &CloneSource) -> Result<(String, Option
     };
     let refused = match client.clone_disk(&source.disk, &wanted) {
         Ok(_) => return Ok((name.clone(), Some(name))),
-        Err(error) if error.kind == ApiErrorKind::Refused && source.snapshot.is_none() => error,
+        // Another node may be able to make a clone.
+        Err(error)
+            if error.kind == ApiErrorKind::Refused
+                && error.elsewhere.is_none()
+                && source.snapshot.is_none() =>
+        {
+            error
+        }
         Err(error) => return Err(error.into()),
     };
-    let clients = client.disk(&source.disk)?.detail.map_or(0, |detail| detail.clients);
-    if clients == 0 {
+    let view = client.disk(&source.disk)?;
+    // An owner that does not answer may have clients.
+    let is_unused = match (&view.owner, view.detail) {
+        (None, _) => true,
+        (Some(_), detail) => detail.is_some_and(|detail| detail.clients == 0),
+    };
+    if is_unused {
         return Ok((source.disk.clone(), None));
     }
     let message = format!("disk {} is in use, and cannot be cloned: {}", source.disk, refused.message);
@@ -209,14 +224,17 @@ fn write(
     view: &DiskView,
     (file, format): (&Path, Format),
 ) -> Result<(u64, u64), Failure> {
-    let mut part = file.as_os_str().to_owned();
-    part.push(format!(".part-{}", std::process::id()));
-    let part = PathBuf::from(part);
+    // In a directory that nobody else can enter: a guest's data is its owner's, and nobody plants a link there.
+    let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let directory = tempfile::Builder::new().prefix(".weir-export-").tempdir_in(parent);
+    let directory = directory.map_err(|error| Failure::unreadable(parent, &error))?;
+    let part = directory.path().join("image");
     let mut written = || -> Result<u64, Failure> {
         let how = ["-f", "raw", "-t", "writeback", "-O", format.name()];
         programs.convert(&[&how[..], &[reachable(view)?, text(&part)?]].concat())?;
         let unwritten = |error: io::Error| Failure::unreadable(file, &error);
         let opened = File::open(&part).map_err(unwritten)?;
+        opened.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600)).map_err(unwritten)?;
         opened.sync_all().map_err(unwritten)?;
         let allocated = std::os::unix::fs::MetadataExt::blocks(&opened.metadata().map_err(unwritten)?) * 512;
         match renameat_with(CWD, &part, CWD, file, RenameFlags::NOREPLACE) {
@@ -225,10 +243,7 @@ fn write(
             Err(error) => Err(unwritten(error.into())),
         }
     };
-    let allocated = written().inspect_err(|_| {
-        let _ = std::fs::remove_file(&part);
-    })?;
-    Ok((view.size, allocated))
+    Ok((view.size, written()?))
 }
 
 fn taken(file: &Path) -> Failure {

@@ -2,6 +2,7 @@
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::Stdio;
 
 use tokio::io::AsyncReadExt;
@@ -12,11 +13,12 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use crate::failure::Failure;
 use crate::options::Output;
 
-/// From its making on, an interrupt (Ctrl-C, SIGTERM) does not end this process: whoever has made it cleans up.
+/// From its making on, an interrupt (Ctrl-C, SIGTERM, a terminal that goes) does not end this process: whoever has made it cleans up.
 pub struct Programs {
     runtime: Runtime,
     interrupt: Signal,
     terminate: Signal,
+    hang_up: Signal,
     shows_progress: bool,
 }
 
@@ -25,12 +27,31 @@ impl Programs {
     /// The system's.
     pub fn new(output: Output) -> Result<Programs, Failure> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (interrupt, terminate) = {
+        let (interrupt, terminate, hang_up) = {
             let _entered = runtime.enter();
-            (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?)
+            let of = |kind| signal(kind);
+            (of(SignalKind::interrupt())?, of(SignalKind::terminate())?, of(SignalKind::hangup())?)
         };
         let shows_progress = output == Output::Text && std::io::stderr().is_terminal();
-        Ok(Programs { runtime, interrupt, terminate, shows_progress })
+        Ok(Programs { runtime, interrupt, terminate, hang_up, shows_progress })
+    }
+
+    /// Has qemu-img check an image: one that was cut off would be imported with zeroes in place of what is missing.
+    ///
+    /// # Errors
+    /// It is damaged, or qemu-img cannot be run.
+    pub fn check(&self, image: &Path) -> Result<(), Failure> {
+        let mut command = std::process::Command::new("qemu-img");
+        command.args(["check", "-q", "-f", "qcow2"]).arg(image);
+        let ended = command.stdin(Stdio::null()).output().map_err(|error| cannot_run(&error))?;
+        // 3: nothing but clusters that are not used.
+        if ended.status.success() || ended.status.code() == Some(3) {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&ended.stderr);
+        let first = said.lines().next().unwrap_or_default();
+        let message = format!("{} is damaged, or a part of it is missing: {first}", image.display());
+        Err(Failure::refused(message).hint(format!("`qemu-img check {}` says more", image.display())))
     }
 
     /// Runs `qemu-img convert` with these arguments, with its progress on standard error if that is a terminal.
@@ -48,12 +69,9 @@ impl Programs {
         command.stdin(Stdio::null()).stdout(progress).stderr(Stdio::piped());
         // An interrupt from the terminal is for this process, which ends the other.
         command.process_group(0).kill_on_drop(true);
-        let Programs { runtime, interrupt, terminate, .. } = self;
+        let Programs { runtime, interrupt, terminate, hang_up, .. } = self;
         runtime.block_on(async {
-            let mut child = command.spawn().map_err(|error| {
-                let failure = Failure::failed(format!("qemu-img cannot be run: {error}"));
-                failure.hint("it is in the package qemu-utils (Debian) or qemu-img (Fedora)")
-            })?;
+            let mut child = command.spawn().map_err(|error| cannot_run(&error))?;
             let mut errors = child.stderr.take();
             let said = tokio::spawn(async move {
                 let mut text = String::new();
@@ -66,6 +84,7 @@ impl Programs {
                 status = child.wait() => status?,
                 _ = interrupt.recv() => return Err(interrupted(&mut child).await),
                 _ = terminate.recv() => return Err(interrupted(&mut child).await),
+                _ = hang_up.recv() => return Err(interrupted(&mut child).await),
             };
             if status.success() {
                 return Ok(());
@@ -74,6 +93,11 @@ impl Programs {
             Err(Failure::failed(format!("qemu-img: {}, {status}", said.trim())))
         })
     }
+}
+
+fn cannot_run(error: &std::io::Error) -> Failure {
+    let failure = Failure::failed(format!("qemu-img cannot be run: {error}"));
+    failure.hint("it is in the package qemu-utils (Debian) or qemu-img (Fedora)")
 }
 
 async fn interrupted(child: &mut tokio::process::Child) -> Failure {

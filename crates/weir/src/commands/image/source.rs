@@ -43,7 +43,9 @@ pub struct Source {
 /// # Errors
 /// It cannot be read, has no data, or is refused.
 pub fn examine(path: &Path, wanted: Option<Format>) -> Result<Source, Failure> {
-    let path = std::path::absolute(path)?;
+    let named = path;
+    // The file itself: /dev/stdin is another one for qemu-img.
+    let path = std::fs::canonicalize(path).map_err(|error| Failure::unreadable(path, &error))?;
     let read = || -> io::Result<(Vec<u8>, u64)> {
         let kind = std::fs::metadata(&path)?.file_type();
         if !kind.is_file() && !kind.is_block_device() {
@@ -60,7 +62,7 @@ pub fn examine(path: &Path, wanted: Option<Format>) -> Result<Source, Failure> {
         Ok((head, length))
     };
     let (head, length) = read().map_err(|error| Failure::unreadable(&path, &error))?;
-    let format = format_of(&path, &head, wanted)?;
+    let format = format_of(named, &head, wanted)?;
     let size = match format {
         Format::Raw => length,
         Format::Qcow2 => qcow2_size(&path, &head)?,
