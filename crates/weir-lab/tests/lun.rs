@@ -206,12 +206,13 @@ fn a_volume_that_nobody_can_take_over_fails_its_requests_after_a_while() {
     let uri = pool.bench.disk().unwrap().uris[0].clone();
     let write = |uri: &str| {
         let since = Nanos::now();
-        let args = ["-f", "raw", "-c", "write -P 7 0 4k", uri];
-        let output = Command::new("qemu-io").args(args).output().unwrap();
+        let args = ["60", "qemu-io", "-f", "raw", "-c", "write -P 7 0 4k", uri];
+        let output = Command::new("timeout").args(args).output().unwrap();
         (output, Nanos::now() - since)
     };
     let (output, waited) = write(&uri);
     assert!(!output.status.success() && waited < 2 * WAIT + Duration::from_secs(5), "{output:?} {waited:?}");
+    assert!(waited > WAIT / 2, "it has waited: {output:?} {waited:?}");
     let said = |kind: &str| {
         let client = pool.bench.lab.client(owner).unwrap();
         client.events().unwrap().into_iter().any(|event| event.kind == kind)

@@ -55,9 +55,21 @@ pub async fn run(
     mut stop: watch::Receiver<bool>,
 ) {
     let Some(lun) = record.lun.clone() else { return };
-    let path = tokio::select! {
-        path = await_lun(&node, &record.name, &lun) => path,
-        () = super::stopped(&mut stop) => return,
+    let mut changes = records.changes();
+    let mut volumes = node.records.volumes.changes();
+    follow_redirection(&node, &record);
+    follow_coordinator(&node, &record, &records);
+    // A node without a path has disks, too: their I/O goes to the coordinator.
+    let path = {
+        let mut waiting = std::pin::pin!(await_lun(&node, &record.name, &lun));
+        loop {
+            tokio::select! {
+                path = &mut waiting => break path,
+                _ = changes.changed() => follow_coordinator(&node, &record, &records),
+                _ = volumes.changed() => follow_redirection(&node, &record),
+                () = super::stopped(&mut stop) => return,
+            }
+        }
     };
     node.coordinators.update(&record.name, |state| {
         state.lun = Some(path.clone());
@@ -76,10 +88,7 @@ pub async fn run(
         was_admitted: false,
         refusals: 0,
     };
-    let mut changes = records.changes();
     let mut refusals = task.node.coordinators.changes();
-    let mut volumes = task.node.records.volumes.changes();
-    task.redirect();
     let mut ticks = tokio::time::interval(TICK);
     task.see(&records);
     loop {
@@ -91,7 +100,7 @@ pub async fn run(
             Some(event) = proposals.recv() => task.step(event),
             _ = changes.changed() => task.see(&records),
             _ = refusals.changed() => task.hear_refusals(),
-            _ = volumes.changed() => task.redirect(),
+            _ = volumes.changed() => follow_redirection(&task.node, &task.volume),
             _ = ticks.tick() => {
                 task.shell.tick();
                 let stops = *stop.borrow();
@@ -103,6 +112,40 @@ pub async fn run(
             _ = stop.changed() => {}
         }
         task.report();
+    }
+}
+
+fn seen(volume: &VolumeRecord, records: &View<CoordinatorRecord>) -> Seen<CoordinatorRecord> {
+    records.now().seen(short(&keys::coordinator(volume.id), keys::COORDINATORS))
+}
+
+/// The disks that are open here follow another coordinator.
+fn show_coordinator(node: &Arc<Node>, volume: &VolumeRecord, record: &CoordinatorRecord) {
+    let (name, coordinator) = (volume.name.clone(), record.coordinator.clone());
+    if node.coordinators.get(&name).coordinator != coordinator {
+        node.coordinators.update(&name, |state| state.coordinator = coordinator);
+        let node = Arc::clone(node);
+        tokio::spawn(async move { lun_disks::lose_coordinator(&node, &name).await });
+    }
+}
+
+fn follow_coordinator(node: &Arc<Node>, volume: &VolumeRecord, records: &View<CoordinatorRecord>) {
+    if let Seen::Record { record, .. } = seen(volume, records) {
+        show_coordinator(node, volume, &record);
+    }
+}
+
+/// An operator may want all I/O to go through the coordinator.
+fn follow_redirection(node: &Arc<Node>, volume: &VolumeRecord) {
+    let volumes = node.records.volumes.now();
+    let record = volumes.get(&volume.name).filter(|record| record.id == volume.id);
+    let Some(lun) = record.and_then(|record| record.lun.as_ref()) else { return };
+    let shared = node.coordinators.get(&volume.name).redirected;
+    // A volume that nobody has told anything of yet has a value of its own each time.
+    node.coordinators.update(&volume.name, |state| state.redirected = Arc::clone(&shared));
+    if shared.swap(lun.redirected, Ordering::Relaxed) != lun.redirected {
+        let (node, name) = (Arc::clone(node), volume.name.clone());
+        tokio::spawn(async move { lun_disks::redirect(&node, &name, shared).await });
     }
 }
 
@@ -192,7 +235,7 @@ impl Task {
     }
 
     fn seen(&self, records: &View<CoordinatorRecord>) -> Seen<CoordinatorRecord> {
-        records.now().seen(short(&self.key(), keys::COORDINATORS))
+        seen(&self.volume, records)
     }
 
     fn readable(&self, records: &View<CoordinatorRecord>) -> Option<(u64, CoordinatorRecord)> {
@@ -211,12 +254,7 @@ impl Task {
             Seen::Nothing => return,
         };
         self.known = record.mounts.iter().chain(&record.coordinator).cloned().collect();
-        let coordinator = record.coordinator.clone();
-        if self.node.coordinators.get(&self.volume.name).coordinator != coordinator {
-            self.node.coordinators.update(&self.volume.name, |state| state.coordinator = coordinator);
-            let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());
-            tokio::spawn(async move { lun_disks::lose_coordinator(&node, &volume).await });
-        }
+        show_coordinator(&self.node, &self.volume, &record);
         let nodes = self.node.records.nodes.now();
         let names = self.known.iter().map(|process| process.node.clone()).chain(nodes.keys().cloned());
         self.shell.names = names.map(|name| (number(&name), name)).collect();
@@ -338,18 +376,6 @@ impl Task {
             self.refusals = refusals;
             let outputs = self.shell.refused();
             self.carry_out(outputs);
-        }
-    }
-
-    /// An operator may want all I/O to go through the coordinator.
-    fn redirect(&self) {
-        let volumes = self.node.records.volumes.now();
-        let record = volumes.get(&self.volume.name).filter(|record| record.id == self.volume.id);
-        let Some(lun) = record.and_then(|record| record.lun.as_ref()) else { return };
-        let shared = self.node.coordinators.get(&self.volume.name).redirected;
-        if shared.swap(lun.redirected, Ordering::Relaxed) != lun.redirected {
-            let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());
-            tokio::spawn(async move { lun_disks::redirect(&node, &volume, shared).await });
         }
     }
 

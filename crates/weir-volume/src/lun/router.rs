@@ -276,6 +276,12 @@ impl Router {
         self.coordinator
     }
 
+    /// Requests wait for an answer of the coordinator, or for their turn.
+    #[must_use]
+    pub fn waits_for_coordinator(&self) -> bool {
+        !self.waiting.is_empty() || self.under_way.iter().any(|one| one.route != Route::Direct)
+    }
+
     /// There has been no coordinator for too long.
     #[must_use]
     pub fn is_overdue(&self) -> bool {
@@ -335,7 +341,7 @@ impl Router {
             Event::Drop(number) => {
                 self.lost();
                 self.leases = Leases::default();
-                self.path = false;
+                (self.path, self.overdue) = (false, None);
                 self.drops.push(number);
             }
             Event::Abandon(error) => self.abandon(error, effects),
@@ -351,7 +357,8 @@ impl Router {
         one.parts -= 1;
         one.failed |= !ok;
         match one.route {
-            Route::Direct if !ok => self.path = false,
+            // What went directly until now has not waited for a coordinator.
+            Route::Direct if !ok => (self.path, self.overdue) = (false, None),
             Route::Block if !ok => self.leases.clear(one.request.range),
             _ => {}
         }
@@ -506,7 +513,8 @@ impl Router {
         let is_hole = |piece: Piece| request.kind == Kind::Read && piece.lease == Lease::Hole;
         match self.leases.of(request.range).all(on_lun) {
             true if self.leases.of(request.range).all(is_hole) => Route::Direct,
-            true if self.path && !self.through_filesystem => Route::Direct,
+            // The wish needs a coordinator; a guest does not have to wait for one.
+            true if self.path && !(self.through_filesystem && self.coordinator) => Route::Direct,
             true => Route::Block,
             false => Route::File,
         }

@@ -218,9 +218,7 @@ impl RoutedBacking {
         self.link.close(reactor);
         self.parts.retain(|_, part| part.route == Route::Direct);
         self.held[BY_COORDINATOR].clear();
-        if self.core.has_coordinator() {
-            self.overdue_at = reactor.now() + self.coordinator_wait;
-        }
+        self.start_waiting(reactor);
         self.step(reactor, router::Event::CoordinatorLost);
     }
 
@@ -247,7 +245,12 @@ impl RoutedBacking {
 
     fn step(&mut self, reactor: &mut Reactor, event: router::Event) {
         let mut effects = Vec::new();
+        let had_path = self.core.has_path();
         self.core.step(event, &mut effects);
+        if had_path && !self.core.has_path() && !self.core.has_coordinator() {
+            // What went directly until now has not waited at all.
+            self.start_waiting(reactor);
+        }
         for effect in effects {
             self.carry_out(reactor, effect);
         }
@@ -315,10 +318,11 @@ impl RoutedBacking {
             }
             ToOwner::Welcome { epoch, .. } => {
                 self.coordinator_epoch = epoch;
-                self.overdue_at = Nanos::NEVER;
+                // Whoever waits goes on waiting until something is answered: a coordinator may come and go and do nothing.
                 self.step(reactor, router::Event::CoordinatorFound);
             }
             ToOwner::Answer { id, result, grants, data } => {
+                self.overdue_at = Nanos::NEVER;
                 if let Some(data) = data {
                     self.take_data(id, None, data)?;
                 } else if result.is_ok() && self.request(id).is_some_and(|one| one.kind == RequestKind::Read)
@@ -327,8 +331,14 @@ impl RoutedBacking {
                 }
                 self.step(reactor, router::Event::Redirected { id, result, grants });
             }
-            ToOwner::BlockAnswer { id, result, data } => self.block_answered(reactor, id, result, data)?,
-            ToOwner::Flushed { id, result } => self.block_answered(reactor, id, result, None)?,
+            ToOwner::BlockAnswer { id, result, data } => {
+                self.overdue_at = Nanos::NEVER;
+                self.block_answered(reactor, id, result, data)?;
+            }
+            ToOwner::Flushed { id, result } => {
+                self.overdue_at = Nanos::NEVER;
+                self.block_answered(reactor, id, result, None)?;
+            }
             ToOwner::Recall { number, range } => {
                 self.step(reactor, router::Event::Recalled { number, range });
             }
@@ -354,9 +364,28 @@ impl RoutedBacking {
         }
     }
 
+    /// From now on, unless somebody waits already, there is a limit.
+    fn start_waiting(&mut self, reactor: &Reactor) {
+        if self.overdue_at == Nanos::NEVER {
+            self.overdue_at = reactor.now() + self.coordinator_wait;
+        }
+    }
+
     /// Whoever waits for a coordinator has waited for long enough.
     fn check_overdue(&mut self, reactor: &mut Reactor) {
-        if self.abandoned || reactor.now() < self.overdue_at {
+        if self.overdue_at == Nanos::NEVER || self.abandoned {
+            return;
+        }
+        if self.core.has_coordinator() {
+            if !self.core.waits_for_coordinator() {
+                self.overdue_at = Nanos::NEVER;
+            } else if reactor.now() >= self.overdue_at {
+                // It may answer yet. If it goes, that was the end of the wait.
+                self.overdue_at = reactor.now() + ASK_AGAIN;
+            }
+            return;
+        }
+        if reactor.now() < self.overdue_at {
             return;
         }
         (self.overdue_at, self.newly_overdue) = (Nanos::NEVER, true);

@@ -7,7 +7,7 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -17,12 +17,16 @@ use rustix::mount::{
     fsmount, fsopen,
 };
 
+use weir_block::BufferPool;
+
 use super::error::FilesystemError;
 use super::identify::content;
 use super::superblock::{Content, Kind, Superblock};
 
 /// Longest message of the kernel that is kept, in bytes.
 const LONGEST_MESSAGE: usize = 1024;
+/// Bytes of a look whether the LUN can be read.
+const PROBE: usize = 4096;
 /// Attempts to use a LUN that is in use, and the pause between two: half a second.
 const BUSY_ATTEMPTS: u32 = 25;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
@@ -193,12 +197,19 @@ impl Mounted {
         Ok((bytes(space.f_blocks), bytes(space.f_bavail)))
     }
 
-    /// Whether it does nothing any more: a filesystem that cannot write to its LUN shuts down, and all that it is asked for fails from then
-    /// on, until it is mounted again. (XFS refuses `fstat`, ext4 `fsync`; one that ext4 has made read-only refuses neither, so its errors
-    /// count by themselves: `EROFS`.) Blocks on the LUN.
+    /// Whether the filesystem works, and this host reaches the LUN. One that cannot write to its LUN shuts down, and all that it is asked for
+    /// fails from then on, until it is mounted again. (XFS refuses `fstat` then, ext4 `fsync`; one that ext4 has made read-only refuses
+    /// neither, but its errors are `EROFS`.) Blocks on the LUN.
     #[must_use]
-    pub fn is_shut_down(&self) -> bool {
-        rustix::fs::fstat(&self.root).is_err() || rustix::fs::fsync(&self.root).is_err()
+    pub fn is_usable(&self) -> bool {
+        rustix::fs::fstat(&self.root).is_ok() && rustix::fs::fsync(&self.root).is_ok() && self.reads_lun()
+    }
+
+    fn reads_lun(&self) -> bool {
+        let mut options = File::options();
+        let opened = options.read(true).custom_flags(libc::O_DIRECT).open(&self.lun);
+        let Some(mut buffer) = BufferPool::new(PROBE).take(PROBE) else { return true };
+        opened.is_ok_and(|lun| lun.read_exact_at(buffer.bytes_mut(), 0).is_ok())
     }
 
     /// Makes everything that was done in it durable.

@@ -12,6 +12,10 @@ use crate::lun::leases::{Lease, Piece};
 use crate::lun::redirect::{Data, ToOwner};
 use crate::lun::router::{Kind, Range};
 
+/// Errors that may be of this node, its mount or its path alone.
+const MAY_BE_OF_NODE: [i32; 6] =
+    [libc::EIO, libc::EUCLEAN, libc::ENOLINK, libc::ENODEV, libc::ENXIO, libc::ETIMEDOUT];
+
 fn no_thread(errno: i32) -> IoError {
     IoError::from_errno(errno, "starting a thread for a disk's file")
 }
@@ -279,16 +283,18 @@ impl ServedDisk {
         }
     }
 
-    /// An operation has failed. What a node has to say of the storage that is fenced, or whose filesystem has shut down, is no answer: its
-    /// owner waits for another coordinator (P9).
+    /// An operation has failed. What a node has to say of the storage that is fenced, whose filesystem has shut down, or that does not reach
+    /// the LUN, is no answer: its owner waits for another coordinator (P9). A failed flush is one, unless the LUN has refused it: what was to
+    /// be made durable may be gone, and another flush would not tell (P8).
     fn judge(&mut self, reactor: &mut Reactor, slot: usize, error: IoError) {
+        let is_flush = matches!(self.slots.get(slot), Some(Slot::Flush(_)));
         match error.errno {
             libc::EBADE | libc::EPERM | libc::EROFS => self.judged(reactor, slot, error, true),
-            libc::EIO => {
+            errno if MAY_BE_OF_NODE.contains(&errno) && !is_flush => {
                 let mounted = Arc::clone(&self.mounted);
-                let look = move || Done::Judged(slot, error, mounted.is_shut_down());
-                if self.short.ask(reactor, look, Done::Judged(slot, error, true)).is_err() {
-                    self.judged(reactor, slot, error, true);
+                let look = move || Done::Judged(slot, error, !mounted.is_usable());
+                if self.short.ask(reactor, look, Done::Judged(slot, error, false)).is_err() {
+                    self.judged(reactor, slot, error, false);
                 }
             }
             _ => self.judged(reactor, slot, error, false),
