@@ -71,12 +71,12 @@ pub struct CloneDisk {
     /// The snapshot; absent: the disk as it is now.
     #[serde(default)]
     pub snapshot: Option<String>,
-    /// As of [`CreateDisk`].
+    /// As of [`CreateDisk`](super::CreateDisk).
     pub policy: String,
-    /// As of [`CreateDisk`].
+    /// As of [`CreateDisk`](super::CreateDisk).
     #[serde(default)]
     pub medium: Medium,
-    /// As of [`CreateDisk`].
+    /// As of [`CreateDisk`](super::CreateDisk).
     #[serde(default)]
     pub limit: Option<DiskLimit>,
 }
