@@ -239,17 +239,7 @@ fn deletion_is_asked_for_twice_and_leaves_nothing() {
     assert!(!file.exists());
     assert_eq!(client.disk(DISK).unwrap_err().kind, ApiErrorKind::NotFound);
     // A new disk of the same name has nothing of the old one, neither data nor replicas.
-    let disk = CreateDisk {
-        name: DISK.into(),
-        volume: "pool".into(),
-        size: SIZE,
-        logical_block: 512,
-        policy: "write-back+1".into(),
-        medium: Medium::Ram,
-        limit: None,
-    };
-    client.create_disk(&disk).unwrap();
-    client.export(DISK, &Export::default()).unwrap();
+    bench.create_with_blocks(DISK, "write-back+1", 512);
     bench.wait_effective();
     let mut back = vec![1; BLOCK as usize];
     NbdClient::connect(&uri(&bench)).unwrap().read(0, &mut back).unwrap();

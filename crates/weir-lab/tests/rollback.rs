@@ -16,9 +16,7 @@ use weir_block::Nanos;
 use weir_lab::Lab;
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
-use weir_node::api::{
-    ApiError, ApiErrorKind, CloneDisk, CreateDisk, Delete, Export, Medium, RollBack, RolledBack,
-};
+use weir_node::api::{ApiError, ApiErrorKind, CloneDisk, Delete, Export, Medium, RollBack, RolledBack};
 
 const BLOCK: usize = 4096;
 const BLOCKS: u64 = 61;
@@ -165,17 +163,7 @@ fn in_a_directory() {
     let bench = Bench::up_on(&filesystem.path(), 2, "write-back+1", |_| {});
     let client = bench.lab.any_client().unwrap();
     client.delete(DISK, &Delete { force: true, ..Delete::default() }).unwrap();
-    let disk = CreateDisk {
-        name: DISK.into(),
-        volume: "pool".into(),
-        size: SIZE,
-        logical_block: 4096,
-        policy: "write-back+1".into(),
-        medium: Medium::Ram,
-        limit: None,
-    };
-    client.create_disk(&disk).unwrap();
-    client.export(DISK, &Export::default()).unwrap();
+    bench.create_with_blocks(DISK, "write-back+1", 4096);
     bench.wait_effective();
     goes_back_and_forth(&bench);
     let files = std::fs::read_dir(filesystem.path()).unwrap();

@@ -17,7 +17,7 @@ use weir_block::Nanos;
 use weir_lab::Lab;
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
-use weir_node::api::{ApiErrorKind, CloneDisk, CreateDisk, Delete, Export, Medium};
+use weir_node::api::{ApiErrorKind, CloneDisk, Delete, Export, Medium};
 
 const BLOCK: usize = 4096;
 
@@ -218,17 +218,7 @@ fn in_a_directory() {
         "{small:?}"
     );
     client.delete(DISK, &Delete { force: true, ..Delete::default() }).unwrap();
-    let disk = CreateDisk {
-        name: DISK.into(),
-        volume: "pool".into(),
-        size: SIZE,
-        logical_block: 4096,
-        policy: "write-back+1".into(),
-        medium: Medium::Ram,
-        limit: None,
-    };
-    client.create_disk(&disk).unwrap();
-    client.export(DISK, &Export::default()).unwrap();
+    bench.create_with_blocks(DISK, "write-back+1", 4096);
     bench.wait_effective();
     snapshots_are_points_in_time(&bench, 4);
     drop(bench);

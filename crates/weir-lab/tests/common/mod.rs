@@ -131,13 +131,19 @@ impl Bench {
 
     /// A new disk, open on the first node that runs.
     pub fn create(&self, disk: &str, policy: &str) {
+        // On a LUN, whole blocks of the filesystem.
+        let logical_block = if self.directory.path().join("pool").exists() { 512 } else { 4096 };
+        self.create_with_blocks(disk, policy, logical_block);
+    }
+
+    /// Makes a disk with blocks of 512 or 4096 bytes, and opens it.
+    pub fn create_with_blocks(&self, disk: &str, policy: &str, logical_block: u32) {
         let client = self.lab.any_client().unwrap();
         let wanted = CreateDisk {
             name: disk.into(),
             volume: "pool".into(),
             size: SIZE,
-            // On a LUN, whole blocks of the filesystem.
-            logical_block: if self.directory.path().join("pool").exists() { 512 } else { 4096 },
+            logical_block,
             policy: policy.into(),
             medium: self.medium,
             limit: None,
