@@ -68,7 +68,7 @@ confusion: ## planted faults, and the causes that weir diagnose names: about fou
 	$(CARGO) build --release -p weir -p weir-lab
 	$(TARGET)/release/weir-lab-confusion
 
-bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about fifteen minutes; ONLY=profile for a part
+bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about twenty-five minutes; ONLY=profile for a part
 	$(CARGO) run --release -p weir-peers -- --weir $(TARGET)/release/weir --only "$(ONLY)"
 
 bench-short: setup build ## every section of make bench once with debug binaries: shows that all of it runs (part of make test)
