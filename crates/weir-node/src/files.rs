@@ -34,6 +34,9 @@ use crate::throttles::FILE_REFUSED;
 /// Pause between two looks at whether a disk is here that somebody waits for.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// Pause before a file that could not be mounted, or has ended, is mounted again.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
 /// Longest wait for a disk that no other node owns.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
@@ -193,9 +196,6 @@ fn start(
     });
     Ok(Served { identity: identity(record), size, end, task })
 }
-
-/// Pause before a file that could not be mounted, or has ended, is mounted again.
-const LOOK_AGAIN: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Answers the kernel for one file.
 struct Keeper {

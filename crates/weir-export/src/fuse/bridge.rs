@@ -25,8 +25,8 @@ const BATCH: usize = 32;
 /// Bytes of a request's header on the connection.
 const HEAD: usize = size_of::<ExtendedRequest>();
 
-/// What a file agrees on with the server: extended headers, for ranges of any length and for extents; and any offset, because a program
-/// may read and write any bytes of a file.
+/// The NBD session of a file, as if negotiated: extended headers, for ranges of any length and for extents, and no minimum block size,
+/// because a program may read and write any bytes of a file.
 #[must_use]
 pub fn session(disk: &str) -> Session {
     Session {
@@ -279,7 +279,7 @@ impl Drop for Bridge {
     fn drop(&mut self) {
         let (Some(mut file), Some(back)) = (self.file.take(), self.back.take()) else { return };
         file.leave_unanswered(self.waiting.drain().map(|waiting| waiting.unique));
-        // Whoever has mounted the file is gone: so is the mount.
+        // This fails when the task that mounted the file has ended; then the file is unmounted, too.
         let _ = back.send(file);
     }
 }

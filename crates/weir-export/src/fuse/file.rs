@@ -36,7 +36,7 @@ const ZERO_RANGE: u32 = 0x10;
 const SEEK_DATA: u32 = 3;
 const SEEK_HOLE: u32 = 4;
 
-/// Who may use a file.
+/// Owner and mode of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// Permission bits.
@@ -47,7 +47,7 @@ pub struct Access {
     pub gid: u32,
 }
 
-/// What an I/O request does.
+/// Kind of an I/O request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoKind {
     /// Reads.

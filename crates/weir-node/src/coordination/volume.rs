@@ -140,9 +140,8 @@ fn follow_redirection(node: &Arc<Node>, volume: &VolumeRecord) {
     let volumes = node.records.volumes.now();
     let record = volumes.get(&volume.name).filter(|record| record.id == volume.id);
     let Some(lun) = record.and_then(|record| record.lun.as_ref()) else { return };
-    let shared = node.coordinators.get(&volume.name).redirected;
-    // A volume that nobody has told anything of yet has a value of its own each time.
-    node.coordinators.update(&volume.name, |state| state.redirected = Arc::clone(&shared));
+    let mut shared = Arc::default();
+    node.coordinators.update(&volume.name, |state| shared = Arc::clone(&state.redirected));
     if shared.swap(lun.redirected, Ordering::Relaxed) != lun.redirected {
         let (node, name) = (Arc::clone(node), volume.name.clone());
         tokio::spawn(async move { lun_disks::redirect(&node, &name, shared).await });

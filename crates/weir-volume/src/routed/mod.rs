@@ -74,7 +74,7 @@ pub struct RoutedBacking {
     epoch: u64,
     /// The time at which a coordinator is asked for again.
     ask_at: Nanos,
-    /// Longest time without a coordinator, and its end; [`Nanos::NEVER`] while there is one, or when it is over.
+    /// Longest wait for a coordinator, and its end; [`Nanos::NEVER`] while no request waits, or when it is over.
     coordinator_wait: Duration,
     overdue_at: Nanos,
     /// Nobody has heard of that yet.
@@ -311,6 +311,10 @@ impl RoutedBacking {
     }
 
     fn take_message(&mut self, reactor: &mut Reactor, message: ToOwner) -> Result<(), LinkError> {
+        // An answer ends the wait, and a welcome does not: a coordinator may come and go and do nothing.
+        if matches!(message, ToOwner::Answer { .. } | ToOwner::BlockAnswer { .. } | ToOwner::Flushed { .. }) {
+            self.overdue_at = Nanos::NEVER;
+        }
         match message {
             ToOwner::Welcome { piece, .. } if piece != PIECE => return Err(LinkError::Piece(piece)),
             ToOwner::Welcome { epoch, .. } if epoch < self.coordinator_epoch => {
@@ -318,11 +322,9 @@ impl RoutedBacking {
             }
             ToOwner::Welcome { epoch, .. } => {
                 self.coordinator_epoch = epoch;
-                // Whoever waits goes on waiting until something is answered: a coordinator may come and go and do nothing.
                 self.step(reactor, router::Event::CoordinatorFound);
             }
             ToOwner::Answer { id, result, grants, data } => {
-                self.overdue_at = Nanos::NEVER;
                 if let Some(data) = data {
                     self.take_data(id, None, data)?;
                 } else if result.is_ok() && self.request(id).is_some_and(|one| one.kind == RequestKind::Read)
@@ -331,14 +333,8 @@ impl RoutedBacking {
                 }
                 self.step(reactor, router::Event::Redirected { id, result, grants });
             }
-            ToOwner::BlockAnswer { id, result, data } => {
-                self.overdue_at = Nanos::NEVER;
-                self.block_answered(reactor, id, result, data)?;
-            }
-            ToOwner::Flushed { id, result } => {
-                self.overdue_at = Nanos::NEVER;
-                self.block_answered(reactor, id, result, None)?;
-            }
+            ToOwner::BlockAnswer { id, result, data } => self.block_answered(reactor, id, result, data)?,
+            ToOwner::Flushed { id, result } => self.block_answered(reactor, id, result, None)?,
             ToOwner::Recall { number, range } => {
                 self.step(reactor, router::Event::Recalled { number, range });
             }
