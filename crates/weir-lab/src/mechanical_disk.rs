@@ -15,7 +15,7 @@ use weir_block::{Nanos, RequestKind};
 
 use crate::error::LabError;
 use crate::fault::{Faults, Mechanism, Request, Switch, Timing};
-use crate::one_file::{FileServer, OneFile};
+use crate::one_file::{FailOnPanic, FileServer, OneFile};
 use crate::volatile_disk::LoopDevice;
 
 /// Longest sleep of the thread that answers: it looks whether the disk is over.
@@ -66,8 +66,9 @@ impl MechanicalDisk {
         let (data, waiting) = (vec![0; size], Slab::new());
         let state = Mutex::new(State { mechanism, data, waiting, is_over: false });
         let shared = Arc::new(Shared { state, changed: Condvar::new() });
-        let ticking = Arc::clone(&shared);
-        let clock = thread::Builder::new().name("simulated-disk".into()).spawn(move || ticking.answer());
+        let (ticking, place) = (Arc::clone(&shared), mount.clone());
+        let clock =
+            thread::Builder::new().name("simulated-disk".into()).spawn(move || ticking.answer(&place));
         let clock = clock.map_err(LabError::system("starting a thread for a simulated disk"))?;
         let file = OneFile::serve(Disk(Arc::clone(&shared)), &mount, "weir-simulated-disk")?;
         let devices = (0..paths).map(|_| LoopDevice::attach(&file.path())).collect::<Result<Vec<_>, _>>()?;
@@ -104,13 +105,14 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Answers requests when their time has come, until the disk is over.
-    fn answer(&self) {
+    /// Answers requests when their time has come, until the disk is over. `mount` is the place of its file.
+    fn answer(&self, mount: &Path) {
         // By default the kernel may wake it 50 us late, which is almost a request. It is no less a disk if that is refused.
         let _ = rustix::thread::set_current_timer_slack(Some(NonZeroU64::MIN));
+        let _fail_on_panic = FailOnPanic(mount);
         let mut state = self.state();
         while !state.is_over {
-            let now = Nanos::now();
+            let now = state.now();
             state.complete(now);
             let pause = (state.mechanism.deadline().max(now) - now).min(LOOK_AGAIN);
             let waited = self.changed.wait_timeout(state, pause);
@@ -119,8 +121,8 @@ impl Shared {
     }
 
     fn arrive(&self, kind: RequestKind, (offset, bytes): (u64, u64), waiting: Waiting) {
-        let now = Nanos::now();
         let mut state = self.state();
+        let now = state.now();
         let before = state.mechanism.deadline();
         let key = state.waiting.insert(waiting);
         state.mechanism.arrive(Request { key, kind, offset, bytes }, now);
@@ -134,6 +136,12 @@ impl Shared {
 }
 
 impl State {
+    /// The disk's time. It is read with the lock held, so that it never goes back.
+    #[expect(clippy::unused_self, reason = "whoever has the state has the lock")]
+    fn now(&self) -> Nanos {
+        Nanos::now()
+    }
+
     fn complete(&mut self, now: Nanos) {
         while let Some((key, _)) = self.mechanism.next(now) {
             match self.waiting.remove(key) {
@@ -177,5 +185,63 @@ impl FileServer for Disk {
 
     fn flush(&self, reply: ReplyEmpty) {
         self.0.arrive(RequestKind::Flush, (0, 0), Waiting::Flush(reply));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![expect(clippy::unwrap_used, reason = "a test")]
+
+    use std::os::unix::fs::{FileExt, OpenOptionsExt};
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    const THREADS: usize = 8;
+    /// Blocks of the disk: each has a byte of its own.
+    const BLOCKS: u64 = 256;
+    const REQUESTS: u64 = 16 * BLOCKS;
+    /// Of a block that is written, between the disk's head and its medium.
+    const TRANSFER: Duration = Duration::from_micros(31);
+
+    /// A block that direct I/O takes.
+    #[repr(C, align(4096))]
+    struct Block([u8; 4096]);
+
+    #[test]
+    fn requests_by_several_paths_reach_one_disk_that_takes_its_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let disk = MechanicalDisk::create(directory.path(), 1 << 20, 2).unwrap();
+        disk.turn(true);
+        let begin = Nanos::now();
+        let paths = disk.paths();
+        // One after the other in the disk's order, so that requests arrive while others are answered.
+        let turn = AtomicU64::new(0);
+        thread::scope(|scope| {
+            for path in paths.iter().cycle().take(THREADS) {
+                let mut options = fs::File::options();
+                options.read(true).write(true).custom_flags(rustix::fs::OFlags::DIRECT.bits().cast_signed());
+                let file = options.open(path).unwrap();
+                let turn = &turn;
+                scope.spawn(move || {
+                    while let at = turn.fetch_add(1, Ordering::Relaxed)
+                        && at < REQUESTS
+                    {
+                        let (mut block, place) = (Block([at as u8; 4096]), at % BLOCKS * 4096);
+                        if (at / BLOCKS).is_multiple_of(2) {
+                            file.write_all_at(&block.0, place).unwrap();
+                        } else {
+                            file.read_exact_at(&mut block.0, place).unwrap();
+                            assert!(
+                                block.0.iter().all(|byte| u64::from(*byte) == at % BLOCKS),
+                                "block {place}"
+                            );
+                        }
+                    }
+                });
+            }
+        });
+        assert!(Nanos::now() - begin > REQUESTS as u32 / 2 * TRANSFER, "the disk takes its time");
+        disk.turn(false);
     }
 }

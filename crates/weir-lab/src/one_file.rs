@@ -12,6 +12,7 @@ use fuser::{
     INodeNo, InitFlags, KernelConfig, LockOwner, MountOption, OpenFlags, ReplyAttr, ReplyData, ReplyEmpty,
     ReplyEntry, ReplyOpen, ReplyWrite, Request, WriteFlags,
 };
+use rustix::mount::UnmountFlags;
 use weir_block::Nanos;
 
 use crate::error::LabError;
@@ -52,7 +53,8 @@ impl OneFile {
     pub fn serve(server: impl FileServer, mount: &Path, name: &str) -> Result<OneFile, LabError> {
         let mut config = Config::default();
         config.mount_options = vec![MountOption::FSName(name.into())];
-        let session = fuser::spawn_mount(Adapter(server), mount, &config)
+        let adapter = Adapter { server, mount: mount.to_owned() };
+        let session = fuser::spawn_mount(adapter, mount, &config)
             .map_err(LabError::system(format!("mounting FUSE on {} (it needs root)", mount.display())))?;
         Ok(OneFile { _session: session, mount: mount.to_owned() })
     }
@@ -83,13 +85,29 @@ fn unmount(mount: &Path, options: &[&str]) -> bool {
     command.args(options).arg(mount).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-struct Adapter<S>(S);
+/// Fails all requests of the file if the thread that holds it panics, those to come among them. Without an answer they would wait without
+/// end, and the process that serves the file with them: not even a signal ends it then.
+pub struct FailOnPanic<'a>(pub &'a Path);
+
+impl Drop for FailOnPanic<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            // It ends the service, and then says that the file is in use.
+            let _ = rustix::mount::unmount(self.0, UnmountFlags::FORCE);
+        }
+    }
+}
+
+struct Adapter<S> {
+    server: S,
+    mount: PathBuf,
+}
 
 impl<S: FileServer> Adapter<S> {
     fn attributes(&self, inode: INodeNo) -> Option<FileAttr> {
         let (kind, perm, size) = match inode {
             INodeNo::ROOT => (FileType::Directory, 0o755, 0),
-            INODE => (FileType::RegularFile, 0o600, self.0.size()),
+            INODE => (FileType::RegularFile, 0o600, self.server.size()),
             _ => return None,
         };
         Some(FileAttr {
@@ -149,7 +167,8 @@ impl<S: FileServer> Filesystem for Adapter<S> {
         _: Option<LockOwner>,
         reply: ReplyData,
     ) {
-        self.0.read(offset, size, reply);
+        let _fail_on_panic = FailOnPanic(&self.mount);
+        self.server.read(offset, size, reply);
     }
 
     fn write(
@@ -164,10 +183,12 @@ impl<S: FileServer> Filesystem for Adapter<S> {
         _: Option<LockOwner>,
         reply: ReplyWrite,
     ) {
-        self.0.write(offset, data, reply);
+        let _fail_on_panic = FailOnPanic(&self.mount);
+        self.server.write(offset, data, reply);
     }
 
     fn fsync(&self, _: &Request, _: INodeNo, _: FileHandle, _: bool, reply: ReplyEmpty) {
-        self.0.flush(reply);
+        let _fail_on_panic = FailOnPanic(&self.mount);
+        self.server.flush(reply);
     }
 }

@@ -163,6 +163,11 @@ impl LabFlash {
     }
 }
 
+/// The directory of the disks as files of the node whose directory is `home`.
+pub(super) fn files(home: &Path) -> PathBuf {
+    home.join("files")
+}
+
 /// Directory, free ports and configuration file of one node.
 pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<LabNode, LabError> {
     let name = format!("n{number}");
@@ -194,7 +199,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         true => IdentityConfig { directory: Some(identities::of(dir, &home, &name)?) },
         false => IdentityConfig::default(),
     };
-    let fuse = FuseConfig { directory: config.fuse.then(|| home.join("files")), ..FuseConfig::default() };
+    let fuse = FuseConfig { directory: config.fuse.then(|| files(&home)), ..FuseConfig::default() };
     let settings = Config {
         name: name.clone(),
         fault_domain: config

@@ -434,8 +434,13 @@ impl Lab {
 impl Lab {
     /// Removes the mounts that killed nodes have left: nobody else would, and the lab's directory could not be deleted.
     fn unmount(&self) {
-        if let Err(error) = weir_export::fuse::remove_leftovers(&self.dir) {
-            tracing::warn!(%error, "mounts of the lab's nodes may be left");
+        for node in self.nodes() {
+            let Some(files) = node.config.parent().map(config::files).filter(|files| files.exists()) else {
+                continue;
+            };
+            if let Err(error) = weir_export::fuse::remove_leftovers(&files) {
+                tracing::warn!(node = node.name, %error, "mounts of the lab's node may be left");
+            }
         }
     }
 }

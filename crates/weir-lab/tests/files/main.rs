@@ -185,3 +185,14 @@ fn a_stop_leaves_no_mount() {
     assert!(!directory.exists(), "nothing is left in {}", dir.display());
     drop(file);
 }
+
+#[test]
+fn a_lab_of_killed_nodes_leaves_no_mount() {
+    let _turn = alone();
+    let bench = bench(1, "write-through");
+    let path = path(&bench, "n1", DISK);
+    assert!(path.exists());
+    drop(bench);
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+    assert!(!mounts.contains(path.to_str().unwrap()), "{mounts}");
+}
