@@ -64,14 +64,37 @@ impl SharedFile {
     /// Shares `file` on this shard.
     #[must_use]
     pub fn new(file: File) -> SharedFile {
-        SharedFile::of(Descriptor { number: file.as_raw_fd(), file: Some(file), offloaded: false })
+        SharedFile::of(Descriptor {
+            number: file.as_raw_fd(),
+            file: Some(file),
+            offloaded: false,
+            rotates: false,
+        })
+    }
+
+    /// As [`SharedFile::new`], for a disk with a mechanism, or a file on one. The kernel merges contiguous requests that it gets in one call.
+    /// Their answers come together then, and so do the requests that follow them: the disk has no work meanwhile, and turns once more
+    /// before the next one. So it gets too few requests in a call for that.
+    #[must_use]
+    pub fn rotating(file: File) -> SharedFile {
+        SharedFile::of(Descriptor {
+            number: file.as_raw_fd(),
+            file: Some(file),
+            offloaded: false,
+            rotates: true,
+        })
     }
 
     /// As [`SharedFile::new`], for a filesystem where any call may block on its storage (FUSE, NFS), even a submission to the
     /// ring, or `close`. Separate threads start its operations, and close it after its last user has released it.
     #[must_use]
     pub fn offloaded(file: File) -> SharedFile {
-        SharedFile::of(Descriptor { number: file.as_raw_fd(), file: Some(file), offloaded: true })
+        SharedFile::of(Descriptor {
+            number: file.as_raw_fd(),
+            file: Some(file),
+            offloaded: true,
+            rotates: false,
+        })
     }
 
     /// Whether its calls may block even when submitted to the ring.
@@ -79,8 +102,13 @@ impl SharedFile {
         self.0.offloaded
     }
 
+    /// Whether it is on a disk with a mechanism.
+    pub(crate) fn rotates(&self) -> bool {
+        self.0.rotates
+    }
+
     pub(crate) fn simulated(number: i32) -> SharedFile {
-        SharedFile::of(Descriptor { number, file: None, offloaded: false })
+        SharedFile::of(Descriptor { number, file: None, offloaded: false, rotates: false })
     }
 
     fn of(descriptor: Descriptor) -> SharedFile {
@@ -107,6 +135,7 @@ pub struct Descriptor {
     /// None if simulated.
     file: Option<File>,
     offloaded: bool,
+    rotates: bool,
 }
 
 impl AsRawFd for Descriptor {

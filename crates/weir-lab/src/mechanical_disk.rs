@@ -71,7 +71,11 @@ impl MechanicalDisk {
             thread::Builder::new().name("simulated-disk".into()).spawn(move || ticking.answer(&place));
         let clock = clock.map_err(LabError::system("starting a thread for a simulated disk"))?;
         let file = OneFile::serve(Disk(Arc::clone(&shared)), &mount, "weir-simulated-disk")?;
-        let devices = (0..paths).map(|_| LoopDevice::attach(&file.path())).collect::<Result<Vec<_>, _>>()?;
+        let device = |_| {
+            let device = LoopDevice::attach(&file.path())?;
+            device.set_rotating().map(|()| device)
+        };
+        let devices = (0..paths).map(device).collect::<Result<Vec<_>, LabError>>()?;
         Ok(MechanicalDisk { devices, _file: file, shared, switch, clock: Some(clock) })
     }
 

@@ -325,25 +325,28 @@ impl Rollback {
         }
     }
 
-    /// The disk's file is this one. It is durable with the next [`Files::sync`]. Nobody has the former one open.
+    /// The disk's file is this one. It is durable with the next [`Files::sync`]. Nobody has the former one open. False if `may_replace`,
+    /// which is asked immediately before, says no.
     ///
     /// # Errors
-    /// The system's; the disk's file has grown meanwhile. The disk stays as it is, and the file is removed, if that is possible.
-    pub fn replace(self, files: &dyn Files) -> Result<(), VolumeError> {
+    /// The system's; the disk's file has grown meanwhile. The disk stays as it is then, and if the answer is false; the file is removed, if
+    /// that is possible.
+    pub fn replace(self, files: &dyn Files, may_replace: impl FnOnce() -> bool) -> Result<bool, VolumeError> {
         let grown = |size| {
             let (path, reason) = (files.path(&self.own), "is more than it had a moment ago; try again");
             if size > self.length { Err(VolumeError::InvalidSize { path, size, reason }) } else { Ok(()) }
         };
-        let replaced =
-            length_of(files, &self.own).and_then(grown).and_then(|()| files.replace(&self.name, &self.own));
-        if replaced.is_err() {
+        let replaced = length_of(files, &self.own).and_then(grown).and_then(|()| match may_replace() {
+            true => files.replace(&self.name, &self.own).map(|()| true),
+            false => Ok(false),
+        });
+        if !matches!(replaced, Ok(true)) {
             self.abandon(files);
         }
         replaced
     }
 
-    /// The disk stays as it is.
-    pub fn abandon(self, files: &dyn Files) {
+    fn abandon(self, files: &dyn Files) {
         // What is left, the next snapshot or rollback removes.
         let _left = files.remove(&self.name);
     }

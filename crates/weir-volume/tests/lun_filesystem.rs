@@ -4,7 +4,7 @@
 mod common;
 
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
 
@@ -199,6 +199,34 @@ fn shared_blocks_are_for_reading() {
     }
     // Zeroes that replace shared blocks get blocks of their own.
     allocate(&clone, Path::new("clone"), 0..MIB, &Zeroes::default()).unwrap();
+}
+
+/// io_uring leaves a write that has a time to change to another thread, and later writes come before it.
+#[test]
+fn writes_change_no_times_on_xfs() {
+    let Some((_first, _second, mounted)) = mounted("mkfs.xfs -q -f") else { return };
+    let plain = mounted.create("d.raw").unwrap();
+    plain.write_all_at(&Page([1; 4096]).0, 0).unwrap();
+    let times = || {
+        let found = plain.metadata().unwrap();
+        (found.mtime(), found.mtime_nsec(), found.ctime(), found.ctime_nsec())
+    };
+    let file = mounted.open_without_times(&plain).unwrap();
+    // Longer than a tick of the kernel's clock.
+    let tick = || std::thread::sleep(std::time::Duration::from_millis(30));
+    let before = times();
+    tick();
+    file.write_all_at(&Page([2; 4096]).0, 0).unwrap();
+    assert_eq!(times(), before);
+    let mut found = Page([0; 4096]);
+    plain.read_exact_at(&mut found.0, 0).unwrap();
+    assert!(found.0 == [2; 4096], "it is the same file");
+    assert!(file.write_all_at(&[3; 100], 0).is_err(), "and direct I/O");
+    let flags = rustix::io::fcntl_getfd(&file).unwrap();
+    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
+    tick();
+    plain.write_all_at(&Page([4; 4096]).0, 0).unwrap();
+    assert_ne!(times(), before, "the filesystem keeps times");
 }
 
 #[test]

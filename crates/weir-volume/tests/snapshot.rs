@@ -100,7 +100,7 @@ fn a_disk_goes_back_and_grows_no_shorter() {
     let before = volume.open("d.raw").unwrap();
     let rollback = Rollback::prepare(&volume, ("d", "s"), 3).unwrap();
     assert_eq!(bytes(&volume, "d.raw")[0], 2, "not before it is replaced");
-    rollback.replace(&volume).unwrap();
+    assert!(rollback.replace(&volume, || true).unwrap());
     assert_eq!(names(&volume), ["d.raw", "d@kept.snap", "d@s.snap"]);
     let after = bytes(&volume, "d.raw");
     assert_eq!(after.len() as u64, 2 * MIB);
@@ -120,21 +120,24 @@ fn a_rollback_that_does_not_happen_leaves_nothing() {
     let (_mount, volume) = xfs();
     write(&volume, 1);
     snapshot(&volume, "s", 1);
+    write(&volume, 3);
     let absent = Rollback::prepare(&volume, ("d", "none"), 2).unwrap_err();
     assert!(matches!(absent, VolumeError::NotFound(_)), "{absent:?}");
     let taken = snapshot::keep(&volume, "d", "s", 2).unwrap_err();
     assert!(matches!(taken, VolumeError::Exists { .. }), "{taken:?}");
-    Rollback::prepare(&volume, ("d", "s"), 2).unwrap().abandon(&volume);
+    let refused = Rollback::prepare(&volume, ("d", "s"), 2).unwrap().replace(&volume, || false);
+    assert!(!refused.unwrap());
+    assert_eq!(bytes(&volume, "d.raw")[0], 3);
     assert_eq!(names(&volume), ["d.raw", "d@s.snap"]);
     // Its maker ends: the next one removes the file.
     drop(Rollback::prepare(&volume, ("d", "s"), 4).unwrap());
     assert_eq!(names(&volume).len(), 3);
-    Rollback::prepare(&volume, ("d", "s"), 5).unwrap().replace(&volume).unwrap();
+    Rollback::prepare(&volume, ("d", "s"), 5).unwrap().replace(&volume, || true).unwrap();
     assert_eq!(names(&volume), ["d.raw", "d@s.snap"]);
     // A disk that has grown since keeps what it has grown by.
     let late = Rollback::prepare(&volume, ("d", "s"), 6).unwrap();
     volume.lengthen("d", 2 * MIB).unwrap();
-    let grown = late.replace(&volume).unwrap_err();
+    let grown = late.replace(&volume, || true).unwrap_err();
     assert!(matches!(grown, VolumeError::InvalidSize { .. }), "{grown:?}");
     assert_eq!(names(&volume), ["d.raw", "d@s.snap"]);
     assert_eq!(bytes(&volume, "d.raw").len() as u64, 2 * MIB);

@@ -16,6 +16,9 @@ const IGNORED: u64 = u64::MAX;
 /// other disks.
 const WAITING_CALLS: u32 = 1024;
 
+/// The kernel merges none of so many requests of one call (Linux, `io_uring/io_uring.c`: `IO_PLUG_THRESHOLD`).
+const UNMERGED: usize = 2;
+
 /// `sched_yield` takes longer than this when another thread ran meanwhile.
 const OTHERS_RAN: Duration = Duration::from_micros(4);
 
@@ -95,6 +98,10 @@ impl Uring {
         // FUSE accepts a dozen requests at once and blocks the submitter of the next: the shard must not block.
         let flags = if operation.file.is_offloaded() { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
         self.push(entry.flags(flags).user_data(key as u64));
+        if operation.file.rotates() && self.ring.submission().len() >= UNMERGED {
+            // Whatever is refused is submitted by the next call, which tells the reason.
+            let _ = self.ring.submit();
+        }
     }
 
     /// Submits everything, then busy-polls until `until` or until `woken` returns true. Yields the processor at every poll, so

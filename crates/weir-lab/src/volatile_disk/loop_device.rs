@@ -58,6 +58,16 @@ impl LoopDevice {
         Ok(device)
     }
 
+    /// The kernel takes it for a disk with a mechanism.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn set_rotating(&self) -> Result<(), LabError> {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let attribute = format!("/sys/block/{name}/queue/rotational");
+        fs::write(&attribute, "1").map_err(LabError::system(format!("writing {attribute}")))
+    }
+
     /// `/dev/loop` and a number.
     #[must_use]
     pub fn path(&self) -> &Path {

@@ -1,5 +1,6 @@
 //! A file or a block device as the lowest layer.
 
+pub(crate) mod device_queue;
 mod engine_sync;
 pub(crate) mod engine_uring;
 mod extents;
@@ -117,7 +118,7 @@ impl FileBacking {
             .map_err(|error| VolumeError::from_io("mapping zeroes for", &path, error))?;
         let owner = reactor.new_owner();
         let file = if storage.begins_at_once {
-            SharedFile::new(storage.file)
+            device_queue::share(storage.file)
         } else {
             SharedFile::offloaded(storage.file)
         };

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::Duration;
 
+use super::device_queue;
 use super::filesystem::Filesystem;
 use super::options::{BackingOptions, EngineChoice};
 use crate::error::VolumeError;
@@ -201,7 +202,8 @@ fn zeroing(kind: StorageKind, metadata: &std::fs::Metadata) -> (bool, bool) {
     match kind {
         // Without hardware support the kernel would write the zeroes itself, which is slow and cannot be interrupted.
         StorageKind::Device => {
-            let offloads = device_offloads_zeroes(metadata.rdev());
+            let offloads = device_queue::attribute(metadata.rdev(), "write_zeroes_max_bytes")
+                .is_some_and(|most| most > 0);
             (offloads, offloads)
         }
         StorageKind::File => (true, true),
@@ -216,16 +218,6 @@ fn begins_at_once(file: &File, kind: StorageKind) -> io::Result<bool> {
         return Ok(true);
     }
     Ok(matches!(Filesystem::of(file)?, Filesystem::Ext4 | Filesystem::Xfs | Filesystem::Btrfs))
-}
-
-fn device_offloads_zeroes(device: u64) -> bool {
-    let base = format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device));
-    // A partition has no queue; its disk is one directory up.
-    [format!("{base}/queue"), format!("{base}/../queue")]
-        .iter()
-        .find_map(|queue| std::fs::read_to_string(format!("{queue}/write_zeroes_max_bytes")).ok())
-        .and_then(|text| text.trim().parse::<u64>().ok())
-        .is_some_and(|most| most > 0)
 }
 
 fn logical_block(fd: RawFd) -> u32 {

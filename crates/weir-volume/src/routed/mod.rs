@@ -21,9 +21,10 @@ use weir_block::buffer::LARGEST as LARGEST_BUFFER;
 use weir_block::{
     Action, Buffer, BufferPool, Code, Completion, Destage, ErrorKind, Event, Extent, ExtentState, IoError,
     Layer, LayerInfo, LayerMeter, Nanos, Outcome, OwnerId, Payload, Reactor, Region, Request, RequestKind,
-    SharedFile, Stream, Tag, Token,
+    Stream, Tag, Token,
 };
 
+use crate::backing::device_queue;
 use crate::backing::engine_uring::UringEngine;
 use crate::error::VolumeError;
 use crate::interface::{Backing, CoordinatorWay, SharedDisk};
@@ -149,7 +150,7 @@ impl RoutedBacking {
             coordinator_wait: options.coordinator_wait,
             overdue_at: reactor.now() + options.coordinator_wait,
             newly_overdue: false,
-            lun: lun.map(|lun| UringEngine::new(SharedFile::new(lun), id)),
+            lun: lun.map(|lun| UringEngine::new(device_queue::share(lun), id)),
             fenced: false,
             newly_fenced: false,
             probe_at: Nanos::NEVER,

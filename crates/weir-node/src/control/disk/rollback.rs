@@ -4,8 +4,15 @@
 //! meanwhile. Each log of an earlier tenure has an older epoch, so nothing of it is destaged over the disk's new content (P2, P4), and
 //! whoever opens the disk afterwards begins with an empty log. If this process ends in between, it is an owner that has ended: the disk is
 //! taken over with one content or the other.
+//!
+//! The change of the file's name needs the right to serve the disk, as each write does. Nobody else serves the disk before this right has
+//! ended and the fence grace has passed, so no successor has the replaced file open. As with writes, a process that is paused for longer
+//! than the grace between its look at the right and the change is not covered.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use weir_block::Nanos;
 
 use weir_cluster::ownership::{self, Refusal};
 use weir_cluster::records::{DiskRecord, VolumeKind};
@@ -61,26 +68,31 @@ impl DiskTask {
         let prepare = blocking(move || prepare(files.open()?.into(), (&disk, &snapshot), keep_as));
         let prepared = self.meanwhile(prepare).await??;
         // That may have taken long. What follows is one change of a name.
+        let session = *self.node.session.leased().borrow();
         let now = self.read(PATIENCE).await;
         let is_still_ours =
             |now: &DiskRecord| now.owner.as_ref() == Some(&self.me) && now.epoch == record.epoch;
-        if !now.is_ok_and(|now| is_still_ours(&now)) {
-            let disk = self.name.clone();
-            self.meanwhile(blocking(move || prepared.undo(&disk))).await??;
-            let message = format!("disk {} was taken from this node before it had gone back", self.name);
-            return Err(ApiError::new(ApiErrorKind::Unavailable, message)
-                .hint("nothing has changed; check that this node reaches the registry, and try again"));
-        }
+        let serves_until = match now.ok().filter(is_still_ours) {
+            Some(now) => self.node.rights.begin(&self.name, now.epoch, now.grant_set(), session),
+            None => Arc::default(),
+        };
         let (node, disk) = (Arc::clone(&self.node), record.name.clone());
         let replace = async move {
             let of = disk.clone();
-            let replaced = blocking(move || prepared.finish(&of));
+            let replaced = blocking(move || prepared.finish(&of, &serves_until));
             match volume.kind {
                 VolumeKind::Lun => lun_disks::while_unserved(&node, &volume.name, &disk, replaced).await,
                 _ => replaced.await,
             }
         };
-        self.meanwhile(replace).await?
+        let replaced = self.meanwhile(replace).await;
+        self.node.rights.end(&self.name);
+        if replaced?? {
+            return Ok(());
+        }
+        let message = format!("disk {} was taken from this node before it had gone back", self.name);
+        Err(ApiError::new(ApiErrorKind::Unavailable, message)
+            .hint("nothing has changed; check that this node reaches the registry, and try again"))
     }
 }
 
@@ -104,22 +116,18 @@ fn prepare(
 }
 
 impl Prepared {
-    fn finish(self, disk: &str) -> Result<(), VolumeError> {
+    /// Replaces the disk's file, unless the right to serve the disk has ended: then nothing has changed. Blocks.
+    fn finish(self, disk: &str, serves_until: &AtomicU64) -> Result<bool, VolumeError> {
         let Prepared { files, rollback, kept } = self;
-        match rollback.replace(&*files) {
+        let may_serve = || Nanos::now() < Nanos(serves_until.load(Ordering::Acquire));
+        match rollback.replace(&*files, may_serve) {
             // Whether or not it is durable: the disk has another content, and `kept` alone has the former one.
-            Ok(()) => files.sync(),
-            Err(error) => {
+            Ok(true) => files.sync().map(|()| true),
+            not_replaced => {
                 remove_kept(&*files, disk, kept);
-                Err(error)
+                not_replaced
             }
         }
-    }
-
-    fn undo(self, disk: &str) -> Result<(), VolumeError> {
-        self.rollback.abandon(&*self.files);
-        remove_kept(&*self.files, disk, self.kept);
-        Ok(())
     }
 }
 

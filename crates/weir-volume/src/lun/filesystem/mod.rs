@@ -10,6 +10,7 @@
 
 pub mod error;
 pub mod extents;
+mod handle;
 pub mod identify;
 pub mod mount;
 pub mod pages;

@@ -20,6 +20,7 @@ use rustix::mount::{
 use weir_block::BufferPool;
 
 use super::error::FilesystemError;
+use super::handle;
 use super::identify::content;
 use super::superblock::{Content, Kind, Superblock};
 
@@ -87,6 +88,19 @@ impl Mounted {
     /// [`FilesystemError::System`]. A name that leads elsewhere (`..`, a link, another directory) is refused.
     pub fn open(&self, name: &str) -> Result<File, FilesystemError> {
         self.open_with(name, OFlags::empty())
+    }
+
+    /// Opens `file`, which is of this filesystem, once more for direct I/O that changes no times of the file, where the filesystem can do
+    /// that (XFS). Elsewhere the first write after each tick of the kernel's clock has a time to change. io_uring leaves such a write to
+    /// another thread, so that later ones come before it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn open_without_times(&self, file: &File) -> io::Result<File> {
+        match self.superblock.kind {
+            Kind::Xfs => handle::open_without_times(&self.root, file),
+            Kind::Ext4 => file.try_clone(),
+        }
     }
 
     /// Creates a file in its root directory, mode 0600, and opens it as [`Mounted::open`] does.

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use slab::Slab;
 use weir_block::{
-    Action, Buffer, BufferPool, Code, ErrorKind, Event, Group, IoError, OwnerId, Reactor, Region, SharedFile,
-    Stream, Token,
+    Action, Buffer, BufferPool, Code, ErrorKind, Event, Group, IoError, OwnerId, Reactor, Region, Stream,
+    Token,
 };
 
 use super::coordinator::{self, Coordinator, Effect, Job};
@@ -26,6 +26,7 @@ use super::filesystem::Mounted;
 use super::leases::{Lease, Leases, Piece};
 use super::redirect::{Data, ToCoordinator, ToOwner};
 use super::router::{Kind, Range};
+use crate::backing::device_queue;
 use crate::backing::engine_uring::UringEngine;
 use crate::offload::Offload;
 use crate::planted::Planted;
@@ -171,8 +172,8 @@ impl ServedDisk {
             id,
             mounted,
             work,
-            file: UringEngine::new(SharedFile::new(file), id),
-            lun: UringEngine::new(SharedFile::new(lun), id),
+            file: UringEngine::new(device_queue::share(file), id),
+            lun: UringEngine::new(device_queue::share(lun), id),
             size,
             slots: Slab::new(),
             waiting: BTreeMap::new(),

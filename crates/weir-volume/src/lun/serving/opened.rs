@@ -34,8 +34,9 @@ struct Attributes {
 /// A disk of a volume that this node coordinates, before it is on a shard.
 pub struct OpenedDisk {
     pub(super) mounted: Arc<Mounted>,
-    /// For threads, and for the shard.
+    /// For threads.
     pub(super) work: Arc<WorkFile>,
+    /// For the shard.
     pub(super) file: File,
     /// This node's own path, for nodes that have none.
     pub(super) lun: File,
@@ -56,10 +57,10 @@ impl OpenedDisk {
             set_copy_size(&file).map_err(failed("set the copy-on-write size of"))?;
         }
         let size = file.metadata().map_err(failed("examine"))?.len();
-        let second = file.try_clone().map_err(failed("open"))?;
+        let in_order = mounted.open_without_times(&file).map_err(failed("open"))?;
         let lun = open_lun(mounted.lun(), true)?;
-        let work = Arc::new(WorkFile { file: second, path: path.clone(), zeroes: Zeroes::default() });
-        Ok(OpenedDisk { mounted: Arc::clone(mounted), work, file, lun, size })
+        let work = Arc::new(WorkFile { file, path: path.clone(), zeroes: Zeroes::default() });
+        Ok(OpenedDisk { mounted: Arc::clone(mounted), work, file: in_order, lun, size })
     }
 }
 
