@@ -4,6 +4,7 @@
 //! compares it with the cost of bare sockets.
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+mod alone;
 mod bound;
 mod channels;
 mod comparison;

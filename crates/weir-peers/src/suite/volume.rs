@@ -6,6 +6,7 @@ use weir_load::target::Target;
 use weir_load::workload::Access;
 
 use super::{OWN, Subject, Suite, served};
+use crate::alone;
 use crate::comparison::Comparison;
 use crate::driver::{Driver, Load, fill, with_weir};
 use crate::error::Outcome;
@@ -13,8 +14,10 @@ use crate::lun::{RamLun, SharedVolume, Way};
 use crate::row::{Cell, Metric};
 use crate::server::{self, Server};
 
-/// The LUN without a volume, under the same generator.
+/// The LUN without a volume, under the same generator in the same loop: what the volume takes is its own.
 const RAW: &str = "raw LUN";
+/// The LUN under a generator that does nothing else, with buffers that the kernel keeps mapped: the most that it gives.
+const BARE: &str = "raw LUN, bare io_uring";
 /// Beyond the disk, for the tables of a qcow2 image, in bytes.
 const TABLES: u64 = 64 << 20;
 
@@ -71,12 +74,12 @@ impl Suite<'_> {
 
     /// The generator on the LUN alone, and in the owner of a disk by each route.
     pub(super) fn routes(&self, cell: &str, volume: &SharedVolume, raw: &Path, load: Load) -> Outcome<Cell> {
-        let mut subjects = vec![Subject {
-            name: RAW.into(),
-            driver: OWN,
-            pids: Vec::new(),
-            measure: Box::new(move || Ok(with_weir(&Target::Path(raw.into()), &load)?.into())),
-        }];
+        let subject =
+            |name: &str, measure| Subject { name: name.into(), driver: OWN, pids: Vec::new(), measure };
+        let mut subjects = vec![
+            subject(RAW, Box::new(move || Ok(alone::drive(raw, &load)?.into()))),
+            subject(BARE, Box::new(move || Ok(with_weir(&Target::Path(raw.into()), &load)?.into()))),
+        ];
         subjects.extend(Way::ALL.map(|way| Subject {
             name: way.name().into(),
             driver: OWN,
@@ -111,11 +114,13 @@ impl Suite<'_> {
     }
 
     pub(super) fn beside_raw(&mut self, cell: &Cell, metric: Metric, target: impl Fn(Way) -> Option<f64>) {
-        let Some(raw) = cell.under(RAW, OWN) else { return };
-        for way in Way::ALL {
-            let ours = cell.under(way.name(), OWN);
-            let compared = ours.and_then(|ours| Comparison::of(&cell.name, metric, ours, raw));
-            self.compare(&cell.name, compared, target(way));
+        for (peer, has_target) in [(RAW, true), (BARE, false)] {
+            let Some(raw) = cell.under(peer, OWN) else { continue };
+            for way in Way::ALL {
+                let ours = cell.under(way.name(), OWN);
+                let compared = ours.and_then(|ours| Comparison::of(&cell.name, metric, ours, raw));
+                self.compare(&cell.name, compared, target(way).filter(|_| has_target));
+            }
         }
     }
 
