@@ -156,8 +156,17 @@ fn await_progress(bench: &Bench, progress: &Progress) -> Duration {
     Nanos::now() - since
 }
 
-/// `kills`: the owner dies while its writers wait.
-fn writers_wait(policy: &str, kills: bool) {
+/// What happens while the writers wait.
+#[derive(PartialEq)]
+enum Meanwhile {
+    Nothing,
+    /// The owner dies.
+    Killed,
+    /// The disk moves.
+    Moved,
+}
+
+fn writers_wait(policy: &str, meanwhile: &Meanwhile) {
     let seed = seed();
     let mut pool = LunBench::up(3, "xfs", "write-through", |_| {});
     create(&pool.bench.lab, DATA, 256 * MIB, policy);
@@ -184,7 +193,20 @@ fn writers_wait(policy: &str, kills: bool) {
     assert!(told(&pool.bench, "volume-full", DATA));
     // Reads, and what has space, go on beside them.
     assert_sound(&pool.bench, &mut early);
-    if kills {
+    if *meanwhile == Meanwhile::Moved {
+        let owner = waiting.owner.clone().unwrap();
+        let to = ["n1", "n2", "n3"].into_iter().find(|node| *node != owner).unwrap();
+        let since = Nanos::now();
+        let moved = pool.bench.lab.any_client().unwrap().move_disk(DATA, to);
+        eprintln!("{policy}: after {:?} while its writers wait: {moved:?}", Nanos::now() - since);
+        match policy {
+            "write-through" => assert!(moved.unwrap_err().message.contains("its volume is full")),
+            _ => assert_eq!(moved.unwrap().to, to),
+        }
+        await_full(&pool.bench, DATA);
+        await_stall(&pool.bench, &progress);
+    }
+    if *meanwhile == Meanwhile::Killed {
         // The registry would not know yet who may take over.
         let owner = waiting.owner.unwrap();
         pool.crash(&owner);
@@ -218,19 +240,29 @@ fn writers_wait(policy: &str, kills: bool) {
 #[test]
 fn writers_of_a_write_through_disk_wait_for_space() {
     let _turn = alone();
-    writers_wait("write-through", false);
+    writers_wait("write-through", &Meanwhile::Nothing);
 }
 
 #[test]
 fn writers_of_a_write_back_disk_wait_for_space() {
     let _turn = alone();
-    writers_wait("write-back+1", false);
+    writers_wait("write-back+1", &Meanwhile::Nothing);
 }
 
 #[test]
 fn what_a_log_has_acknowledged_on_a_full_volume_survives_its_owner() {
     let _turn = alone();
-    writers_wait("write-back+1", true);
+    writers_wait("write-back+1", &Meanwhile::Killed);
+}
+
+/// For the maintenance of a node. Under write-back the log moves with what it has. Under write-through the writes at the backing cannot be left:
+/// the disk stays, says why, and its writers wait on.
+#[test]
+fn a_disk_whose_writers_wait_for_space_moves_with_its_log() {
+    let _turn = alone();
+    for policy in ["write-through", "write-back+1"] {
+        writers_wait(policy, &Meanwhile::Moved);
+    }
 }
 
 /// Writes blocks, each with its number, until one is refused. Returns those that were acknowledged.

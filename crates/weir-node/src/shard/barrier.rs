@@ -117,7 +117,8 @@ impl BarrierSlot {
             // Nobody would lower it.
             barrier.until = now;
         }
-        let lacks_space = !barrier.is_reached && accel.lacks_space();
+        let lacks_space =
+            !barrier.is_reached && (accel.lacks_space() || accel.lower().inner().lacks_space(now));
         barrier.full_since = barrier.full_since.or(Some(now)).filter(|_| lacks_space);
         if barrier.full_since.is_some_and(|since| now >= since + FULL) {
             barrier.until = now;
