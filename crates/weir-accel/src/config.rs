@@ -68,6 +68,8 @@ pub struct AccelConfig {
     pub destage_delay: Duration,
     /// Writes wait at most this long for room in a log that frees nothing; then they get an error (P9). More than zero.
     pub full_log_wait: Duration,
+    /// The same while destage finds no space in the backing. Zero: writes get an error as soon as it has found none.
+    pub full_volume_wait: Duration,
     /// Most records of a batch to a replica.
     pub batch_records: usize,
     /// Most records of a checkpoint, unless they belong together.
@@ -102,6 +104,7 @@ impl AccelConfig {
             peer_deadline: Duration::from_secs(1),
             destage_delay: Self::DESTAGE_DELAY,
             full_log_wait: Self::FULL_LOG_WAIT,
+            full_volume_wait: Self::FULL_LOG_WAIT,
             batch_records: Self::BATCH_RECORDS,
             checkpoint_records: Self::CHECKPOINT_RECORDS,
             serves_until: Arc::new(AtomicU64::new(u64::MAX)),

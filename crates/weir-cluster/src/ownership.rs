@@ -86,6 +86,9 @@ pub enum Refusal {
         /// The reason.
         reason: String,
     },
+    /// The disk is whole, or another import fills it.
+    #[error("no such import fills the disk")]
+    OtherImport,
     /// Too many former owners may still have I/O in flight.
     #[error(
         "{MAX_FORMER} former owners may still have I/O in flight; wait for them, or declare the dead ones stopped"
@@ -337,6 +340,20 @@ pub fn set_limit(
     }
     let mut next = next(record)?;
     next.limit = limit;
+    Ok(next)
+}
+
+/// The import with this number has written all of its image: the disk is like any other from now on.
+///
+/// # Errors
+/// As [`set_policy`], and [`Refusal::OtherImport`].
+pub fn end_import(record: &DiskRecord, caller: Caller<'_>, number: u64) -> Result<DiskRecord, Refusal> {
+    check_caller(record, caller)?;
+    if record.importing != number {
+        return Err(Refusal::OtherImport);
+    }
+    let mut next = next(record)?;
+    next.importing = 0;
     Ok(next)
 }
 

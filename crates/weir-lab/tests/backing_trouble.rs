@@ -267,7 +267,7 @@ fn a_full_log_refuses_writes_when_the_configured_wait_is_over() {
     const WAIT: Duration = Duration::from_secs(2);
     let _turn = alone();
     let seed = seed();
-    let place = Place::up_with("write-back+1", |config| config.full_log_wait = WAIT);
+    let place = Place::up_with("write-back+1", |config| config.full_volume_wait = WAIT);
     let mut load = place.load(DISK, history(seed, 0, 8 * MIB), Some(2000));
     load.run(Duration::from_millis(500)).unwrap();
     place.filesystem.fill(64 << 10);
@@ -328,9 +328,9 @@ fn a_backing_that_takes_no_writes_for_a_while() {
 }
 
 #[test]
-fn write_through_tells_the_guest_that_there_is_no_space() {
+fn write_through_tells_the_guest_that_there_is_no_space_if_it_is_not_to_wait() {
     let _turn = alone();
-    let place = Place::up("write-through");
+    let place = Place::up_with("write-through", |config| config.full_volume_wait = Duration::ZERO);
     let mut nbd = NbdClient::connect(&place.uri(DISK)).unwrap();
     let block = |number: u8| vec![number; 256 << 10];
     nbd.write(0, &block(1), true).unwrap();
@@ -348,7 +348,9 @@ fn write_through_tells_the_guest_that_there_is_no_space() {
     nbd.write(4 * MIB, &block(4), true).unwrap();
     nbd.read(4 * MIB, &mut back).unwrap();
     assert_eq!(back, block(4));
-    assert_eq!(place.bench.disk().unwrap().state, "serving");
+    let view = place.bench.disk().unwrap();
+    assert!(view.state == "degraded" && view.reason.contains("its volume is full"), "for a minute: {view:?}");
+    assert_eq!(place.events("volume-full").0, 1);
 }
 
 /// The load's rate in every quarter of a second.

@@ -8,7 +8,7 @@ mod support;
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use weir_block::Nanos;
 use weir_lab::{Lab, LabConfig};
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
-use weir_node::api::{ApiErrorKind, CreateVolume, Delete, Export};
+use weir_node::api::{ApiErrorKind, CloneDisk, CreateVolume, Delete, Export, Medium};
 
 const MIB: u64 = 1 << 20;
 /// No multiple of 4096: the last sector counts, too.
@@ -223,4 +223,185 @@ fn without_reflinks_a_disk_in_use_is_not_written() {
     ok(lab, &["disk", "clone", "d", "c", "--copy", "--policy", "write-through"]);
     are_equal(("raw", &uri(lab, "c")), ("raw", raw.to_str().unwrap()));
     pool.bench.lab.any_client().unwrap().delete(DISK, &Delete { force: true, ..Delete::default() }).unwrap();
+}
+
+/// An import that writes slowly, once it writes.
+fn import_slowly(lab: &Lab, image: &Path, name: &str) -> Child {
+    let image = image.to_str().unwrap();
+    let slow = ["image", "import", image, name, "--volume", "pool", "--bytes-per-second", "128KiB"];
+    let mut importing = weir(lab, &slow).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let clients = || lab.any_client().unwrap().disk(name).ok()?.detail.map(|detail| detail.clients);
+    let deadline = Nanos::now() + SOON;
+    while clients().is_none_or(|count| count == 0) {
+        assert!(Nanos::now() < deadline && importing.try_wait().unwrap().is_none());
+        thread::sleep(Duration::from_millis(20));
+    }
+    importing
+}
+
+/// A disk whose import is not complete is nobody's, whichever way it is asked for.
+fn is_refused(lab: &Lab, name: &str) {
+    let client = lab.any_client().unwrap();
+    let clone = CloneDisk {
+        name: "clone".into(),
+        snapshot: None,
+        policy: "write-through".into(),
+        medium: Medium::Ram,
+        limit: None,
+    };
+    let refusals = [
+        client.export(name, &Export::default()).map(drop),
+        client.create_snapshot(name, "s", &[]).map(drop),
+        client.clone_disk(name, &clone).map(drop),
+        client.follow(name, Some("n2")).map(drop),
+        client.move_disk(name, "n2").map(drop),
+    ];
+    for refused in refusals {
+        let refused = refused.unwrap_err();
+        let hint = &refused.hint;
+        assert!(
+            refused.message.contains("is incomplete") && hint.contains("weir disk delete"),
+            "{refused:?}"
+        );
+    }
+    let view = client.disk(name).unwrap();
+    if let Some(address) = view.uris.first() {
+        let address: Uri = address.parse().unwrap();
+        for export in [name.to_owned(), format!("{name}~import-0000000000000000"), format!("{name}~import-7")]
+        {
+            let refused = NbdClient::connect(&Uri { export, ..address.clone() }).map(drop).unwrap_err();
+            assert!(refused.to_string().contains("incomplete"), "{refused}");
+        }
+    }
+    for node in lab.nodes() {
+        let file = lab.dir().join(&node.name).join("files/pool").join(format!("{name}.raw"));
+        let refused = File::open(&file).unwrap_err();
+        assert_eq!(refused.raw_os_error(), Some(libc::EBUSY), "{}: {refused}", file.display());
+    }
+    let listed = Command::new(program()).arg("--lab").arg(lab.dir()).args(["disk", "list"]).output().unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    let line = listed.lines().find(|line| line.starts_with(name)).unwrap();
+    assert!(line.contains("importing"), "{listed}");
+}
+
+/// The import is gone, with its qemu-img.
+fn await_abandoned(lab: &Lab, name: &str) {
+    let deadline = Nanos::now() + SOON;
+    loop {
+        let view = lab.any_client().unwrap().disk(name).unwrap();
+        if view.state == "importing" && view.reason.contains("weir disk delete") {
+            let health = lab.any_client().unwrap().status().unwrap().health.to_string();
+            assert!(health.contains("is incomplete"), "{health}");
+            return;
+        }
+        assert!(Nanos::now() < deadline, "{view:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// kill -9 of the import, and of the disk's owner with it.
+#[test]
+fn an_import_that_is_cut_off_leaves_no_disk_that_looks_whole() {
+    let _turn = alone();
+    let mut pool = LunBench::up(3, "xfs", "write-back+0", |config| config.fuse = true);
+    let directory = tempfile::tempdir().unwrap();
+    let image = raw_image(directory.path());
+    for owner_dies in [false, true] {
+        let mut import = import_slowly(&pool.bench.lab, &image, "cut");
+        let running = pool.bench.lab.any_client().unwrap().disk("cut").unwrap();
+        assert_eq!((running.state.as_str(), running.reason.as_str()), ("importing", ""));
+        is_refused(&pool.bench.lab, "cut");
+        import.kill().unwrap();
+        import.wait().unwrap();
+        if owner_dies {
+            let owner = running.owner.unwrap();
+            pool.crash(&owner);
+            let deadline = Nanos::now() + SOON * 2;
+            let taken = || {
+                let view = pool.bench.disk_named("cut")?;
+                view.owner.filter(|now| *now != owner)
+            };
+            while taken().is_none() {
+                assert!(Nanos::now() < deadline, "{}", pool.bench.logs());
+                thread::sleep(Duration::from_millis(50));
+            }
+            pool.coordinator();
+            pool.bench.lab.start(&owner).unwrap();
+        }
+        await_abandoned(&pool.bench.lab, "cut");
+        is_refused(&pool.bench.lab, "cut");
+        let deadline = Nanos::now() + SOON * 2;
+        // Without force: nobody uses it. A former owner keeps it for a while.
+        while pool.bench.lab.any_client().unwrap().delete("cut", &Delete::default()).is_err() {
+            assert!(Nanos::now() < deadline, "{}", pool.bench.logs());
+            thread::sleep(Duration::from_millis(100));
+        }
+    }
+    let (lab, raw) = (&pool.bench.lab, image.to_str().unwrap());
+    ok(lab, &["image", "import", raw, "cut", "--volume", "pool"]);
+    let whole = lab.any_client().unwrap().disk("cut").unwrap();
+    assert_eq!(whole.state, "serving", "{whole:?}");
+    are_equal(("raw", raw), ("raw", &uri(lab, "cut")));
+    lab.any_client().unwrap().create_snapshot("cut", "s", &[]).unwrap();
+}
+
+/// It is refused at once with the figures, and not when the volume is full. What is a hole needs nothing.
+#[test]
+fn what_does_not_fit_is_refused_before_it_begins() {
+    const LARGE: u64 = 320 * MIB;
+    let _turn = alone();
+    let pool = LunBench::up(2, "xfs", "write-through", |_| {});
+    let lab = &pool.bench.lab;
+    // On a disk's filesystem.
+    let directory = tempfile::tempdir_in("/var/tmp").unwrap();
+    let large = directory.path().join("large.img");
+    let file = File::create(&large).unwrap();
+    for at in (0..LARGE).step_by(MIB as usize) {
+        file.write_all_at(&vec![0x11; MIB as usize], at).unwrap();
+    }
+    file.set_len(2 << 30).unwrap();
+    let large = large.to_str().unwrap();
+    let import = |name| ["image", "import", large, name, "--volume", "pool", "--policy", "write-through"];
+    ok(lab, &import("first"));
+    let began = Nanos::now();
+    for refused in [
+        fails(lab, &import("second")),
+        fails(lab, &["disk", "clone", "first", "second", "--copy", "--policy", "write-through"]),
+    ] {
+        assert!(refused.contains("does not fit: 320 MiB are needed"), "{refused}");
+        assert!(
+            refused.contains("are free on volume pool") && refused.contains("weir volume du"),
+            "{refused}"
+        );
+    }
+    assert!(Nanos::now() - began < SOON, "at once");
+    let disks = lab.any_client().unwrap().disks().unwrap();
+    let mut names: Vec<_> = disks.iter().map(|disk| disk.name.as_str()).collect();
+    names.sort_unstable();
+    assert_eq!(names, [DISK, "first"], "nothing is left");
+
+    // An export that is killed leaves its clone, which the next one removes.
+    let out = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
+    let clones = || {
+        let disks = lab.any_client().unwrap().disks().unwrap();
+        disks.into_iter().filter(|disk| disk.name.starts_with("export-")).collect::<Vec<_>>()
+    };
+    let killed = ["image", "export", "first", &out("killed.img")];
+    let mut export = weir(lab, &killed).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    let deadline = Nanos::now() + SOON;
+    while clones().is_empty() {
+        assert!(Nanos::now() < deadline && export.try_wait().unwrap().is_none());
+    }
+    export.kill().unwrap();
+    export.wait().unwrap();
+    let left = clones().into_iter().next().expect("it was killed").name;
+    let clients = || lab.any_client().unwrap().disk(&left).unwrap().detail.map_or(0, |detail| detail.clients);
+    while clients() > 0 {
+        assert!(Nanos::now() < deadline);
+        thread::sleep(Duration::from_millis(20));
+    }
+    let output = weir(lab, &["image", "export", "first", &out("whole.qcow2")]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.contains(&format!("removed {left}")), "{said}");
+    assert!(clones().is_empty(), "{:?}", clones());
 }

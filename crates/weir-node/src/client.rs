@@ -22,11 +22,12 @@ use weir_identity::{
 use weir_profile::Profile;
 
 use crate::api::{
-    ApiError, ApiErrorKind, CloneDisk, ConfirmFenced, ConfirmedFenced, CreateDisk, CreateSnapshot,
-    CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted, DeletedVolume, DiskLimit, DiskView, Disks,
-    DrainNode, Elsewhere, EventList, EventView, Export, Follow, MeterView, Meters, Move, Moved, NodeStatus,
-    NodeWork, Owned, RecordProfile, Resize, RollBack, RolledBack, RunLoad, SetLimit, SetPolicy,
-    SetRedirected, SnapshotView, Snapshots, VolumePlan, VolumeUsage, VolumeView, Volumes,
+    ApiError, ApiErrorKind, BeginImport, CloneDisk, ConfirmFenced, ConfirmedFenced, CreateDisk,
+    CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted, DeletedVolume, DiskLimit,
+    DiskView, Disks, DrainNode, Elsewhere, EventList, EventView, Export, Follow, Importing, MeterView,
+    Meters, Move, Moved, NodeStatus, NodeWork, OfImport, Owned, RecordProfile, Resize, RollBack, RolledBack,
+    RunLoad, SetLimit, SetPolicy, SetRedirected, SnapshotView, Snapshots, VolumePlan, VolumeUsage,
+    VolumeView, Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
@@ -366,6 +367,30 @@ impl Client {
     /// As [`Client::status`].
     pub fn export(&self, name: &str, export: &Export) -> Result<DiskView, ApiError> {
         self.post(&of_disk(name, "/export")?, export)
+    }
+
+    /// Makes a disk for an import, which alone may use it until it ends.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn begin_import(&self, wanted: &BeginImport) -> Result<Importing, ApiError> {
+        self.post(&of_disk(&wanted.disk.name, "/import")?, wanted)
+    }
+
+    /// Opens the disk of an import for it.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn open_import(&self, import: &Importing) -> Result<DiskView, ApiError> {
+        self.post(&of_disk(&import.disk.name, "/open-import")?, &OfImport { number: import.number })
+    }
+
+    /// The import has written everything: its disk is like any other.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn end_import(&self, import: &Importing) -> Result<DiskView, ApiError> {
+        self.post(&of_disk(&import.disk.name, "/end-import")?, &OfImport { number: import.number })
     }
 
     /// Moves a disk to another node, and waits until that serves it.

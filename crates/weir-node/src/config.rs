@@ -387,6 +387,8 @@ pub enum ReservationsConfig {
 pub struct LimitsConfig {
     /// Writes wait at most this long for room in a log that frees nothing; then they get an error (P9).
     pub full_log_wait: Period,
+    /// Writes wait at most this long for space on a full volume; then they get an error. Zero: at once.
+    pub full_volume_wait: Period,
     /// A stop waits until what would be lost with this process has not moved for this long.
     pub stop_wait: Period,
 }
@@ -395,6 +397,7 @@ impl Default for LimitsConfig {
     fn default() -> LimitsConfig {
         LimitsConfig {
             full_log_wait: Period(AccelConfig::FULL_LOG_WAIT),
+            full_volume_wait: Period(BackingOptions::default().full_volume_wait),
             stop_wait: Period(Duration::from_secs(25)),
         }
     }
@@ -536,6 +539,7 @@ impl Config {
             ("lun.fence_timeout", self.lun.fence_timeout, second, 60 * minute),
             ("lun.coordinator_wait", self.lun.coordinator_wait, second, 24 * 60 * minute),
             ("limits.full_log_wait", self.limits.full_log_wait, second, 24 * 60 * minute),
+            ("limits.full_volume_wait", self.limits.full_volume_wait, Duration::ZERO, 24 * 60 * minute),
             ("limits.stop_wait", self.limits.stop_wait, second, 24 * 60 * minute),
         ] {
             if !(least..=most).contains(&period.0) {
@@ -714,7 +718,7 @@ mod tests {
             .lines()
             .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
             .collect();
-        assert_eq!(keys.len(), 43, "a new key: extend this test's count and the example");
+        assert_eq!(keys.len(), 44, "a new key: extend this test's count and the example");
         for key in keys {
             assert!(
                 all.lines().any(|line| line.starts_with(&format!("{key} = "))),

@@ -14,9 +14,11 @@ use weir_export::nbd::{AcceptedClient, Attach, Refused};
 use weir_identity::{Identity, OtherEnd};
 use weir_nbd::server::{Directory, ExportInfo, Listed, NotServed};
 
+use crate::api::import_of_export;
 use crate::control::Node;
 use crate::control::decide::is_live;
 use crate::operations::Operations;
+use crate::operations::imports::not_imported;
 use crate::places::Places;
 use crate::shard::messages::Command;
 use crate::throttles::nbd_refused;
@@ -49,6 +51,17 @@ impl Exports {
         may_follow(&record, &self.node.session.node_ref()).then(|| self.node.here.describe(&record))
     }
 
+    /// Whether clients may use a disk, as far as its import is concerned. `number`: they are that import.
+    fn is_whole(&self, disk: &str, number: u64) -> bool {
+        self.node.records.disk(disk).is_none_or(|record| record.importing == number)
+    }
+
+    /// Whether this node has a disk open, and anybody may use it.
+    #[must_use]
+    pub fn serves(&self, disk: &str) -> bool {
+        self.node.here.get(disk).is_some() && self.is_whole(disk, 0)
+    }
+
     /// The reason why a disk is not available here, and the remedy.
     fn elsewhere(&self, name: &str) -> NotServed {
         let me = &self.node.config.name;
@@ -61,6 +74,10 @@ impl Exports {
             let reason = format!("there is no disk {name:?}; `weir disk list` shows those that there are");
             return NotServed::Unknown(reason);
         };
+        if record.importing != 0 {
+            let (why, hint) = not_imported(name);
+            return NotServed::Unavailable(format!("{why}; {hint}"));
+        }
         NotServed::Unavailable(match record.owner {
             None => {
                 format!("disk {name} is closed; `weir disk export {name} --on {me}` opens it here")
@@ -101,7 +118,7 @@ impl Exports {
 impl Directory for Exports {
     fn list(&self) -> Vec<Listed> {
         let listed = |name: String| Listed { description: format!("Weir disk {name}"), name };
-        self.node.here.all().into_keys().map(listed).collect()
+        self.node.here.all().into_keys().filter(|name| self.is_whole(name, 0)).map(listed).collect()
     }
 
     fn lookup(&self, name: &str) -> Result<ExportInfo, NotServed> {
@@ -115,11 +132,12 @@ impl Directory for Exports {
             }
             (name, _) => name,
         };
+        let (name, number) = import_of_export(name).unwrap_or((name, 0));
         match all.get(name).copied().or_else(|| self.followed(name)) {
-            Some(layer) => {
+            Some(layer) if self.is_whole(name, number) => {
                 Ok(ExportInfo { name: name.to_owned(), description: format!("Weir disk {name}"), layer })
             }
-            None => Err(self.elsewhere(name)),
+            _ => Err(self.elsewhere(name)),
         }
     }
 }

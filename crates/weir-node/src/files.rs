@@ -240,7 +240,7 @@ impl Keeper {
     }
 
     fn is_here(&self, file: &File) -> bool {
-        self.node.here.get(file.name()).is_some()
+        self.exports.serves(file.name())
     }
 
     /// Answers until the disk is here and somebody has its file open.
@@ -255,7 +255,7 @@ impl Keeper {
             tokio::select! {
                 ready = self.device.readable() => {
                     let mut ready = ready?;
-                    if take(&self.node, &self.exports, ready.get_inner(), file)? {
+                    if take(&self.exports, ready.get_inner(), file)? {
                         ready.clear_ready();
                     }
                 }
@@ -296,7 +296,7 @@ impl Keeper {
 }
 
 /// Takes what the kernel asks for, while the shard does not. True: that was all.
-fn take(node: &Node, exports: &Exports, device: &OwnedFd, file: &mut File) -> io::Result<bool> {
+fn take(exports: &Exports, device: &OwnedFd, file: &mut File) -> io::Result<bool> {
     let mut request = vec![0; fuse::LONGEST_REQUEST];
     for _ in 0..BATCH {
         let length = match rustix::io::read(device, &mut request[..]) {
@@ -307,7 +307,7 @@ fn take(node: &Node, exports: &Exports, device: &OwnedFd, file: &mut File) -> io
         };
         match file.take(device.as_fd(), &request[..length])? {
             Asked::Nothing | Asked::Closed => {}
-            Asked::Open { unique } if node.here.get(file.name()).is_some() => {
+            Asked::Open { unique } if exports.serves(file.name()) => {
                 file.opened(device.as_fd(), unique)?;
                 // The shard takes the rest.
                 return Ok(false);

@@ -23,9 +23,10 @@ use weir_identity::{LARGEST_MESSAGE, OtherEnd};
 
 use crate::access::Caller;
 use crate::api::{
-    ApiError, ApiErrorKind, Barrier, CloneDisk, ConfirmFenced, CreateDisk, CreateSnapshot, CreateVolume,
-    Delete, DeleteSnapshot, DeleteVolume, Disks, DrainNode, EventList, Export, Follow, Meters, Move,
-    NOT_JOINED, RecordProfile, Resize, RollBack, RunLoad, SetLimit, SetPolicy, SetRedirected, Volumes,
+    ApiError, ApiErrorKind, Barrier, BeginImport, CloneDisk, ConfirmFenced, CreateDisk, CreateSnapshot,
+    CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Disks, DrainNode, EventList, Export, Follow, Meters,
+    Move, NOT_JOINED, OfImport, RecordProfile, Resize, RollBack, RunLoad, SetLimit, SetPolicy, SetRedirected,
+    Volumes,
 };
 use crate::client::INTENDED_FOR;
 use crate::cluster::views::{Invite, NewClient, Revoke, Rotate, Withdraw};
@@ -202,6 +203,14 @@ fn of_disk() -> Router<Operations> {
     };
     let export =
         async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Export>| json(ops.export(&name, it).await);
+    let import =
+        async |Ops(ops): Ops, Name(_): Name, Body(it): Body<BeginImport>| json(ops.begin_import(it).await);
+    let open_import = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<OfImport>| {
+        json(ops.open_import(&name, it).await)
+    };
+    let end_import = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<OfImport>| {
+        json(ops.end_import(&name, it).await)
+    };
     let move_to =
         async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Move>| json(ops.move_disk(&name, it).await);
     let follow =
@@ -246,6 +255,9 @@ fn of_disk() -> Router<Operations> {
         .route("/v1/disks/{name}/policy", post(policy))
         .route("/v1/disks/{name}/limit", post(limit))
         .route("/v1/disks/{name}/export", post(export))
+        .route("/v1/disks/{name}/import", post(import))
+        .route("/v1/disks/{name}/open-import", post(open_import))
+        .route("/v1/disks/{name}/end-import", post(end_import))
         .route("/v1/disks/{name}/move", post(move_to))
         .route("/v1/disks/{name}/follow", post(follow))
         .route("/v1/disks/{name}/resize", post(resize))

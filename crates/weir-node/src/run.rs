@@ -428,6 +428,7 @@ fn start_shards(
         log_bytes: config.resources.log.0,
         peer_deadline: config.peers.deadline.0,
         full_log_wait: config.limits.full_log_wait.0,
+        full_volume_wait: config.limits.full_volume_wait.0,
         coordinator_wait: config.lun.coordinator_wait.0,
         destage_delay: AccelConfig::DESTAGE_DELAY,
         io_flusher: config.fuse.directory.is_some(),

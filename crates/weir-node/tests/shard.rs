@@ -59,6 +59,7 @@ impl Rig {
             log_bytes: 64 * MIB,
             peer_deadline: Duration::from_secs(1),
             full_log_wait: Duration::from_secs(30),
+            full_volume_wait: Duration::from_secs(30),
             coordinator_wait: Duration::from_secs(30),
             destage_delay: AccelConfig::DESTAGE_DELAY,
             io_flusher: false,

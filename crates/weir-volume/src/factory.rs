@@ -8,7 +8,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use weir_block::{OwnerId, Reactor};
+use weir_block::{Nanos, OwnerId, Reactor};
 
 use crate::backing::{BackingOptions, FileBacking, FileIdentity, Mark, OpenedFile, Trace};
 use crate::error::VolumeError;
@@ -56,8 +56,9 @@ impl BackingKind {
                 });
                 let size = options.size.unwrap_or(0);
                 let logical_block = options.logical_block.unwrap_or(4096);
-                let BackingOptions { depth, coordinator_wait, .. } = *options;
-                let options = RoutedOptions { size, logical_block, depth, coordinator_wait };
+                let BackingOptions { depth, coordinator_wait, full_volume_wait, .. } = *options;
+                let options =
+                    RoutedOptions { size, logical_block, depth, coordinator_wait, full_volume_wait };
                 Ok(Box::new(OpenedLun { name, lun, options }))
             }
         }
@@ -92,6 +93,14 @@ impl Backing for FileBacking {
 
     fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
         FileBacking::resize(self, size)
+    }
+
+    fn lacks_space(&self, now: Nanos) -> bool {
+        FileBacking::lacks_space(self, now)
+    }
+
+    fn stop_waiting(&mut self) {
+        FileBacking::stop_waiting(self);
     }
 }
 

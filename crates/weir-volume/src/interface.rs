@@ -32,6 +32,14 @@ pub trait Backing: Destage {
     /// unchanged.
     fn resize(&mut self, size: u64) -> Result<(), VolumeError>;
 
+    /// Whether writes wait for space on the volume, or lately have found none. Of a backing that waits for none: no.
+    fn lacks_space(&self, _now: Nanos) -> bool {
+        false
+    }
+
+    /// What waits for space gets an error now: the disk is another node's, or closed.
+    fn stop_waiting(&mut self) {}
+
     /// The part that a disk of a shared volume has beside that.
     fn shared(&mut self) -> Option<&mut dyn SharedDisk> {
         None
@@ -104,6 +112,14 @@ impl<B: Backing + ?Sized> Backing for Box<B> {
 
     fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
         (**self).resize(size)
+    }
+
+    fn lacks_space(&self, now: Nanos) -> bool {
+        (**self).lacks_space(now)
+    }
+
+    fn stop_waiting(&mut self) {
+        (**self).stop_waiting();
     }
 
     fn shared(&mut self) -> Option<&mut dyn SharedDisk> {

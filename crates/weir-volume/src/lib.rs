@@ -9,6 +9,7 @@ pub mod backing;
 pub mod disk_files;
 pub mod error;
 pub mod factory;
+mod full;
 pub mod interface;
 pub mod lun;
 mod offload;

@@ -4,6 +4,7 @@
 mod common;
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use common::{LoopDevice, Mount, Shard, done, options, reactor, run, scratch, scratch_in_memory};
 use weir_block::buffer::LARGEST;
@@ -28,9 +29,8 @@ fn a_full_filesystem_is_reported_and_recovers() {
         let volume = DirVolume::open(&mount.path).unwrap();
         volume.create_disk("big", 64 * MIB).unwrap();
         let mut reactor = reactor(engine);
-        let backing =
-            FileBacking::open(&mut reactor, &volume.disk_path("big").unwrap(), &BackingOptions::default())
-                .unwrap();
+        let options = BackingOptions { full_volume_wait: Duration::ZERO, ..BackingOptions::default() };
+        let backing = FileBacking::open(&mut reactor, &volume.disk_path("big").unwrap(), &options).unwrap();
         let mut shard = Shard::around(reactor, backing);
         let piece = vec![0x5a; MIB as usize];
         let full_at = (0..64).find_map(|i| shard.write(i * MIB, &piece).err().map(|error| (i, error)));
@@ -59,11 +59,28 @@ fn a_full_memory_filesystem_is_reported_and_recovers() {
         return;
     }
     let path = file(&directory, 8 * MIB);
-    let mut shard = Shard::new(reactor(Engine::Auto), &path, &BackingOptions::default());
+    let options =
+        BackingOptions { full_volume_wait: Duration::from_millis(1500), ..BackingOptions::default() };
+    let mut shard = Shard::new(reactor(Engine::Auto), &path, &options);
     assert_eq!(shard.backing.storage_kind(), StorageKind::Memory);
-    let error = shard.write(0, &vec![1; 6 * MIB as usize]).unwrap_err();
-    assert_eq!(error.code, Code::NoSpace);
-    shard.ask(Request::Discard { tag: Tag(1), offset: 0, length: 6 * MIB, fua: false }).map(done).unwrap();
+    let (piece, mut began) = (vec![1; MIB as usize], Nanos::now());
+    let error = (0..6).find_map(|at| {
+        began = Nanos::now();
+        shard.write(at * MIB, &piece).err()
+    });
+    assert_eq!(error.unwrap().code, Code::NoSpace);
+    assert!(Nanos::now() - began >= Duration::from_millis(1500), "it has waited");
+    assert!(shard.backing.lacks_space(Nanos::now()));
+    // Another one finds space in its time; what is there can be read, and freed, meanwhile.
+    shard.submit(Request::Write { tag: Tag(2), offset: 6 * MIB, payload: Payload::Lent(&piece), fua: true });
+    (0..3).for_each(|_| shard.turn());
+    assert!(shard.done.is_empty() && shard.backing.lacks_space(Nanos::now()));
+    shard.submit(Request::Discard { tag: Tag(1), offset: 0, length: 6 * MIB, fua: false });
+    let answered = shard.drain();
+    assert_eq!(answered.iter().map(|one| one.tag.0).collect::<Vec<_>>(), [1, 2]);
+    assert!(answered.iter().all(|one| one.result.is_ok()) && !shard.backing.lacks_space(Nanos::now()));
+    assert!(shard.read(6 * MIB, piece.len()).unwrap() == piece);
+    shard.ask(Request::Discard { tag: Tag(1), offset: 0, length: 8 * MIB, fua: false }).map(done).unwrap();
     shard.write(0, &vec![2; 3 * MIB as usize]).unwrap();
     assert!(shard.read(0, 3 * MIB as usize).unwrap().iter().all(|&byte| byte == 2));
     drop(shard);

@@ -4,7 +4,7 @@
 use std::cell::Cell;
 use std::time::Duration;
 
-use weir_block::{Code, Destage, ErrorKind, IoError, Nanos};
+use weir_block::{Code, Destage, ErrorKind, IoError, Nanos, RequestKind};
 
 use super::Accel;
 
@@ -20,6 +20,7 @@ pub enum Change {
 /// Watches one disk's log.
 #[derive(Debug)]
 pub struct FullLog {
+    /// The longest wait at present.
     wait: Duration,
     /// A write found no room since the last turn.
     refused: Cell<bool>,
@@ -44,6 +45,11 @@ impl FullLog {
     /// Whether writes get an error instead of waiting.
     pub fn refuses(&self) -> bool {
         self.refuses
+    }
+
+    /// Writes wait for `wait` at most from now on.
+    pub fn set_wait(&mut self, wait: Duration) {
+        self.wait = wait;
     }
 
     /// Once in a turn: the log has freed everything up to the record `freed`.
@@ -71,10 +77,31 @@ impl FullLog {
 }
 
 impl<L: Destage> Accel<L> {
+    /// Whether destage finds no space in the backing.
+    #[must_use]
+    pub fn lacks_space(&self) -> bool {
+        self.destager.error().is_some_and(|error| error.code == Code::NoSpace)
+    }
+
+    /// Whether a request is refused for that while the log has room: what was acknowledged could not be kept anywhere else.
+    pub(super) fn refuses_for_space(&self, kind: RequestKind) -> bool {
+        self.config.full_volume_wait.is_zero() && kind != RequestKind::Discard && self.lacks_space()
+    }
+
+    /// The longest wait for room.
+    pub(super) fn room_wait(&self) -> Duration {
+        if self.lacks_space() { self.config.full_volume_wait } else { self.config.full_log_wait }
+    }
+
     /// Why writes do not wait for room any more.
     pub(super) fn full_log_reason(&self) -> String {
         let why = self.destager.error().map_or_else(String::new, |error| format!(": {error}"));
-        let (wait, dirty) = (self.config.full_log_wait, self.dirty.bytes());
+        let (wait, dirty) = (self.room_wait(), self.dirty.bytes());
+        if wait.is_zero() {
+            return format!(
+                "destage has stopped{why}; writes get an error, {dirty} acknowledged bytes stay in the log"
+            );
+        }
         format!(
             "the write log is full and has freed nothing for {wait:?}{why}; writes get an error, {dirty} acknowledged bytes stay in \
              the log"
@@ -83,7 +110,7 @@ impl<L: Destage> Accel<L> {
 
     /// The error for a write that has waited for room long enough: the backing's, if there is one.
     pub(super) fn full_log_error(&self) -> IoError {
-        let full = "the write log is full and its backing accepts no writes";
+        let full = "the write log can take no more and its backing accepts no writes";
         self.destager.error().map_or_else(
             || IoError::new(ErrorKind::Retry, Code::Io, full),
             |error| IoError { context: full, ..error },

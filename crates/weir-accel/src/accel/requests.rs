@@ -121,7 +121,7 @@ impl<L: Destage> Accel<L> {
     pub(super) fn log_takes(&self, kind: RequestKind, bytes: u64) -> bool {
         let (data, largest) =
             if kind == RequestKind::Write { (bytes, LARGEST_RECORD as u64) } else { (0, LARGEST_ZERO) };
-        self.log.has_room(data, bytes.div_ceil(largest))
+        !self.refuses_for_space(kind) && self.log.has_room(data, bytes.div_ceil(largest))
     }
 }
 

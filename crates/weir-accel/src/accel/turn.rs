@@ -240,6 +240,7 @@ impl<L: Destage> Accel<L> {
 
     /// Writes wait for room in the log, and not without a limit (P9).
     fn watch_room(&mut self, now: Nanos) {
+        self.full_log.set_wait(self.room_wait());
         let (kind, text) = match self.full_log.turn(now, self.log.freed()) {
             None => return,
             Some(Change::Refuses) => ("log-jammed", self.full_log_reason()),

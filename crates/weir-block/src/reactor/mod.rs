@@ -287,6 +287,12 @@ impl Reactor {
         self.guards.push((owner, Arc::downgrade(until)));
     }
 
+    /// Whether writes of this owner may begin; see [`Reactor::guard`].
+    #[must_use]
+    pub fn may_write(&self, owner: OwnerId) -> bool {
+        has_right(&self.guards, &self.clock, owner)
+    }
+
     /// File operations that the kernel has not finished.
     #[must_use]
     pub fn files_in_flight(&self) -> usize {
@@ -505,8 +511,11 @@ impl Reactor {
 
 /// Whether the rest of an operation may start.
 fn may_continue(guards: &[(OwnerId, Weak<AtomicU64>)], clock: &Clock, operation: &FileOperation) -> bool {
-    let guard = guards.iter().find(|(owner, _)| *owner == operation.token.owner);
-    let Some((_, until)) = guard.filter(|_| operation.kind != FileKind::Read) else { return true };
+    operation.kind == FileKind::Read || has_right(guards, clock, operation.token.owner)
+}
+
+fn has_right(guards: &[(OwnerId, Weak<AtomicU64>)], clock: &Clock, owner: OwnerId) -> bool {
+    let Some((_, until)) = guards.iter().find(|(other, _)| *other == owner) else { return true };
     until.upgrade().is_some_and(|until| clock.now().0 < until.load(Ordering::Acquire))
 }
 

@@ -212,6 +212,10 @@ pub struct DiskRecord {
     /// owner at once: that process may still have the disk open from an earlier tenure, with a log that is out of date.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub heir: Option<NodeRef>,
+    /// The content is not complete: an image is being written to it, or was when the importer ended. The number is the import's own, and opens
+    /// the disk to nobody else. 0: the disk is whole.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub importing: u64,
 }
 
 impl DiskRecord {
@@ -244,6 +248,7 @@ impl DiskRecord {
             follower: None,
             home: None,
             heir: None,
+            importing: 0,
         }
     }
 

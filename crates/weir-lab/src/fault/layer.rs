@@ -247,6 +247,14 @@ impl<L: Backing, T: Timing> Backing for Held<L, T> {
         self.inner.resize(size)
     }
 
+    fn lacks_space(&self, now: Nanos) -> bool {
+        self.inner.lacks_space(now)
+    }
+
+    fn stop_waiting(&mut self) {
+        self.inner.stop_waiting();
+    }
+
     fn shared(&mut self) -> Option<&mut dyn SharedDisk> {
         self.inner.shared()
     }

@@ -50,6 +50,8 @@ pub struct LabConfig {
     pub peer_deadline: Duration,
     /// Writes wait at most this long for room in a log that frees nothing.
     pub full_log_wait: Duration,
+    /// Writes wait at most this long for space on a full volume; zero: not at all.
+    pub full_volume_wait: Duration,
     /// A node's stop waits until what would be lost has not moved for this long.
     pub stop_wait: Duration,
     /// Threads for I/O, per node.
@@ -122,6 +124,7 @@ impl LabConfig {
             fence_grace: Duration::from_secs(10),
             peer_deadline: Duration::from_secs(1),
             full_log_wait: LimitsConfig::default().full_log_wait.0,
+            full_volume_wait: LimitsConfig::default().full_volume_wait.0,
             stop_wait: Duration::from_secs(10),
             shards: 1,
             buffers: Size(64 << 20),
@@ -237,6 +240,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         api: ApiConfig { socket: Some(node.api.clone()), listen: None },
         limits: LimitsConfig {
             full_log_wait: Period(config.full_log_wait),
+            full_volume_wait: Period(config.full_volume_wait),
             stop_wait: Period(config.stop_wait),
         },
         resources: ResourcesConfig {

@@ -55,7 +55,7 @@ pub struct DiskView {
     /// The node whose clients may use it already, and whose first write moves it there.
     #[serde(default)]
     pub follower: Option<String>,
-    /// `closed`, `opening`, `serving`, `degraded` (with the reason), `closing`, `releasing`, `silent` (its owner, or the shard there, does
+    /// `importing` (an image is being written to it, or was when its import was cut off: with the reason), `closed`, `opening`, `serving`, `degraded` (with the reason), `closing`, `releasing`, `silent` (its owner, or the shard there, does
     /// not answer), `takeover` (its owner is gone, and another node takes over), or `unavailable` (no copy of its log is left).
     pub state: String,
     /// Why it is not simply serving; empty (null in JSON) otherwise.
@@ -79,6 +79,9 @@ impl DiskView {
 
     /// The state of a disk of whose log no copy is left.
     pub const UNAVAILABLE: &str = "unavailable";
+
+    /// The state of a disk that is the target of an import: nobody else may use it.
+    pub const IMPORTING: &str = "importing";
 }
 
 /// All disks.
@@ -111,6 +114,58 @@ pub struct CreateDisk {
     /// The highest rate at which its clients are served.
     #[serde(default)]
     pub limit: Option<DiskLimit>,
+}
+
+/// Makes a disk that an import is about to fill. Until its end ([`OfImport`]) nobody else may use it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BeginImport {
+    /// The disk.
+    pub disk: CreateDisk,
+    /// Bytes that the import will write: the disk is not made if its volume has fewer.
+    pub needed_bytes: u64,
+}
+
+/// An import that has begun.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.import/1")]
+pub struct Importing {
+    /// Proves the importer; not 0.
+    pub number: u64,
+    /// The disk.
+    pub disk: DiskView,
+}
+
+impl Importing {
+    /// The name of the export that the import alone may open.
+    #[must_use]
+    pub fn export(&self) -> String {
+        export_of_import(&self.disk.name, self.number)
+    }
+}
+
+/// The name of a disk's export for an import.
+#[must_use]
+pub fn export_of_import(disk: &str, number: u64) -> String {
+    format!("{disk}{OF_IMPORT}{number:016x}")
+}
+
+/// The disk and the number of such a name.
+#[must_use]
+pub fn import_of_export(export: &str) -> Option<(&str, u64)> {
+    let (disk, number) = export.split_once(OF_IMPORT)?;
+    Some((disk, u64::from_str_radix(number, 16).ok()?))
+}
+
+/// No disk has this in its name, and URIs have it as it is.
+const OF_IMPORT: &str = "~import-";
+
+/// The import's client opens the disk, or has written all of it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OfImport {
+    /// [`Importing::number`].
+    pub number: u64,
 }
 
 /// The highest rate at which a disk's clients are served; at least one rate is set. Reads, writes, zeroing and discards are requests;

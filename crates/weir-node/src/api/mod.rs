@@ -16,6 +16,8 @@
 //! | `GET /v1/disks/NAME` | [`DiskView`] |
 //! | `POST /v1/disks/NAME/policy` ([`SetPolicy`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/export` ([`Export`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/import` ([`BeginImport`]) | [`Importing`] |
+//! | `POST /v1/disks/NAME/open-import`, `POST /v1/disks/NAME/end-import` ([`OfImport`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/move` ([`Move`]) | [`Moved`] |
 //! | `POST /v1/disks/NAME/follow` ([`Follow`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/limit` ([`SetLimit`]) | [`DiskView`] |

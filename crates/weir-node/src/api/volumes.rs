@@ -16,6 +16,9 @@ pub struct VolumeView {
     pub path: PathBuf,
     /// Disks in it.
     pub disks: usize,
+    /// The volume is full (`volume-full`): writes of these disks, or their destage, find no space.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub full_for: Vec<String>,
     /// Of a volume on a LUN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lun: Option<LunView>,

@@ -101,6 +101,11 @@ pub(crate) fn in_volume(volume: &Entry) -> Transaction {
 pub enum Origin {
     /// Zeroes.
     Empty,
+    /// Zeroes, until an import has written its image to it.
+    Image {
+        /// The import's.
+        number: u64,
+    },
     /// What a snapshot in the same volume holds.
     Snapshot {
         /// The snapshot's disk.
@@ -154,7 +159,7 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord, origin: Origin) -> Res
     let made = blocking(move || {
         let files = files.open()?;
         match &origin {
-            Origin::Empty => files.create_disk(&file, size),
+            Origin::Empty | Origin::Image { .. } => files.create_disk(&file, size),
             Origin::Snapshot { disk, snapshot } => {
                 snapshot::clone_disk(&*files, (disk, snapshot), &file, size, clone)
             }

@@ -109,6 +109,9 @@ fn degraded(disk: &DiskView) -> Option<String> {
         let (effective, requested) = (&disk.effective, &disk.requested);
         return Some(format!("disk {name} has {effective}, {requested} is requested{colon}{reason}"));
     }
+    if disk.state == DiskView::IMPORTING {
+        return (!reason.is_empty()).then(|| reason.clone());
+    }
     match quiet.contains(&&*disk.state) {
         true if disk.warnings.is_empty() => None,
         true => Some(format!("disk {name}{colon}{reason}")),

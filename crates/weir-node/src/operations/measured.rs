@@ -5,6 +5,7 @@ use std::time::Duration;
 use weir_cluster::records::NodeRef;
 use weir_profile::Profile;
 
+use super::imports::check_imported;
 use super::{Answer, Operations};
 use crate::api::{ApiError, ApiErrorKind, MeterView, Meters, RecordProfile, RunLoad};
 use crate::client;
@@ -82,6 +83,7 @@ impl Operations {
             .workload
             .validate()
             .map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
+        check_imported(&self.record(name).await?)?;
         if let Some(owner) = self.open_elsewhere(name).await? {
             let patience = client::PATIENCE + client::length_of(&wanted);
             return self.forward_within(patience, &owner, name, "load", Some(&wanted)).await;

@@ -4,6 +4,7 @@ mod cluster;
 mod coordination;
 mod delete;
 pub mod health;
+pub(crate) mod imports;
 mod luns;
 mod measured;
 mod nodes;
@@ -28,6 +29,7 @@ use weir_cluster::records::{
     DiskRecord, Limit, Medium, NodeRecord, NodeRef, Policy, Record, Source, VolumeKind, check_name, keys,
 };
 
+use self::imports::check_imported;
 use crate::api::{
     ApiError, ApiErrorKind, CreateDisk, DiskView, EventView, Export, Follow, Move, Moved, Resize, SetLimit,
     SetPolicy, ShardView,
@@ -164,6 +166,15 @@ impl Operations {
     /// # Errors
     /// As [`Operations::disks`].
     pub async fn create_disk(&self, wanted: CreateDisk) -> Answer<DiskView> {
+        self.check_new_disk(&wanted).await?;
+        if let Some(coordinator) = self.coordinated_elsewhere(&wanted.volume).await? {
+            return self.forward(&coordinator, &wanted.name, "create", &wanted).await;
+        }
+        self.check_coordinated(&wanted.volume).await?;
+        self.make_disk(wanted, Origin::Empty).await
+    }
+
+    async fn check_new_disk(&self, wanted: &CreateDisk) -> Answer<()> {
         let invalid = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Invalid, error.to_string());
         check_name(&wanted.name).map_err(|error| invalid(&error))?;
         self.check_cluster()?;
@@ -173,11 +184,7 @@ impl Operations {
                 format!("disks of volume {}, which is on a LUN, have blocks of 4096 bytes", wanted.volume);
             return Err(ApiError::new(ApiErrorKind::Invalid, message).hint("add --block 4096"));
         }
-        if let Some(coordinator) = self.coordinated_elsewhere(&wanted.volume).await? {
-            return self.forward(&coordinator, &wanted.name, "create", &wanted).await;
-        }
-        self.check_coordinated(&wanted.volume).await?;
-        self.make_disk(wanted, Origin::Empty).await
+        Ok(())
     }
 
     /// Makes a disk in a volume whose files this node reaches.
@@ -191,6 +198,9 @@ impl Operations {
         record.id = random();
         record.medium = medium;
         record.limit = limit.map(Limit::from);
+        if let Origin::Image { number } = origin {
+            record.importing = number;
+        }
         record.check().map_err(|error| invalid(&error))?;
         self.check_medium(medium)?;
         let exists = || ApiError::new(ApiErrorKind::Exists, format!("there is a disk {name} already"));
@@ -204,6 +214,9 @@ impl Operations {
         self.bounded(provisioning::make(&self.node, &record, origin.clone())).await?;
         let text = match &origin {
             Origin::Empty => format!("in volume {volume}, {size} bytes, {policy}, {medium}"),
+            Origin::Image { .. } => {
+                format!("in volume {volume}, for an import, {size} bytes, {policy}, {medium}")
+            }
             Origin::Snapshot { disk, snapshot } => {
                 format!("in volume {volume}, a clone of {disk}@{snapshot}, {size} bytes, {policy}, {medium}")
             }
@@ -259,6 +272,15 @@ impl Operations {
     /// # Errors
     /// As [`Operations::disks`]; a node was named, and another one owns the disk; its owner cannot open it.
     pub async fn export(&self, name: &str, wanted: Export) -> Answer<DiskView> {
+        // Another node has been asked first, and has looked.
+        if self.forwarded == 0 {
+            check_imported(&self.record(name).await?)?;
+        }
+        self.open(name, wanted).await
+    }
+
+    /// Opens a disk, whoever may use it.
+    async fn open(&self, name: &str, wanted: Export) -> Answer<DiskView> {
         if self.by_node.is_some() && wanted.accept_loss {
             let message = "only an operator accepts a loss, not a node";
             return Err(ApiError::new(ApiErrorKind::Forbidden, message).hint(format!(
@@ -321,6 +343,7 @@ impl Operations {
     /// As [`Operations::disks`].
     pub async fn move_disk(&self, name: &str, wanted: Move) -> Answer<Moved> {
         let record = self.record(name).await?;
+        check_imported(&record)?;
         // Clients on the follower may write already, so to have the disk there gives that node nothing new.
         let follows = |node: &str| {
             *wanted.to == *node && record.follower.as_ref().is_some_and(|follower| follower.node == node)
@@ -351,7 +374,7 @@ impl Operations {
         };
         // The new owner opens it by itself; asking it waits until it has.
         let export = Export { on: Some(to.node.clone()), accept_loss: false };
-        let disk = self.export(name, export).await?;
+        let disk = self.open(name, export).await?;
         Ok(Moved { from: from.map(|from| from.node), to: to.node, dirty_bytes, disk })
     }
 
@@ -360,6 +383,7 @@ impl Operations {
     /// # Errors
     /// As [`Operations::disks`].
     pub async fn follow(&self, name: &str, wanted: Follow) -> Answer<DiskView> {
+        check_imported(&self.record(name).await?)?;
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return self.forward(&owner, name, "follow", &wanted).await;
         }

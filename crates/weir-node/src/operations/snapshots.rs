@@ -15,6 +15,7 @@ use weir_volume::lun::filesystem::Kind;
 use weir_volume::snapshot::{self, Snapshot, Unfinished};
 use weir_volume::{DirVolume, DiskFiles, VolumeError};
 
+use super::imports::check_imported;
 use super::{Answer, Operations, check_named};
 use crate::api::{
     ApiError, ApiErrorKind, Barrier, BarrierStep, BarrierStood, CloneDisk, CreateDisk, CreateSnapshot,
@@ -91,6 +92,7 @@ impl Operations {
             let record = self.record(name).await?;
             check_snapshot(name, &wanted.name)?;
             is_file(&record)?;
+            check_imported(&record)?;
             self.check_blocks(&record).await?;
             let first = records.first().unwrap_or(&record);
             if first.volume != record.volume {
@@ -399,6 +401,7 @@ impl Operations {
     pub async fn clone_disk(&self, disk: &str, wanted: CloneDisk) -> Answer<DiskView> {
         let record = self.record(disk).await?;
         is_file(&record)?;
+        check_imported(&record)?;
         self.check_blocks(&record).await?;
         if let Some(keeper) = self.keeper_elsewhere(&record).await? {
             return self.forward_within(SNAPSHOT, &keeper, disk, "clone", Some(&wanted)).await;

@@ -11,6 +11,7 @@ use weir_cluster::placement::{self, Live};
 use weir_cluster::records::{DiskRecord, NodeRef, Policy, Record, Source, Spread, VolumeKind, keys};
 use weir_cluster::registry::{Listing, RegistryError};
 
+use super::imports::not_imported;
 use super::measured::NOTHING;
 use super::owners::{Known, Said};
 use super::{Answer, Operations, health};
@@ -221,6 +222,7 @@ impl Operations {
         let coordinations = self.coordinations().await;
         let view = |record: &DiskRecord| {
             let view = DiskView { registry_age_seconds: registry_age, ..self.view(record, &said) };
+            let view = if record.importing == 0 { view } else { importing(view) };
             match coordinations.get(&record.volume) {
                 Some(known) if !known.trouble.is_empty() => without_coordinator(view),
                 _ => view,
@@ -340,6 +342,21 @@ fn without_coordinator(view: DiskView) -> DiskView {
         "volume {volume} is not served (`weir volume show {volume}`): what needs its coordinator waits"
     );
     DiskView { state: DiskStatus::DEGRADED.to_owned(), reason, ..view }
+}
+
+/// A disk whose import is not complete. With a client, that is the import.
+fn importing(view: DiskView) -> DiskView {
+    if !["serving", "closed"].contains(&&*view.state) {
+        return view;
+    }
+    let clients = view.detail.as_ref().map_or(0, |detail| detail.clients);
+    let reason = if clients > 0 {
+        String::new()
+    } else {
+        let (why, hint) = not_imported(&view.name);
+        format!("{why}; {hint}")
+    };
+    DiskView { state: DiskView::IMPORTING.to_owned(), reason, ..view }
 }
 
 /// A disk that its owner does not have open.

@@ -6,6 +6,7 @@ use weir_cluster::records::{DiskRecord, Record, UnfinishedRecord, VolumeKind, Vo
 use weir_cluster::registry::{Entry, RegistryError, Transaction};
 use weir_volume::DirVolume;
 
+use super::owners::Known;
 use super::{Answer, Operations, check_named};
 use crate::api::{ApiError, ApiErrorKind, CreateVolume, DeleteVolume, DeletedVolume, FilesView, VolumeView};
 use crate::control::node::{blocking, random, unavailable};
@@ -31,10 +32,16 @@ impl Operations {
                 .collect());
         };
         let disks = disks.entries.iter().filter_map(|entry| DiskRecord::of(entry).ok());
-        let disks: Vec<_> = disks.map(|disk| disk.volume).collect();
+        let disks: Vec<DiskRecord> = disks.collect();
+        let full = self.without_space(&disks).await;
         let volumes = volumes.entries.iter().filter_map(|entry| VolumeRecord::of(entry).ok());
         let view = |record: VolumeRecord| VolumeView {
-            disks: disks.iter().filter(|volume| **volume == record.name).count(),
+            disks: disks.iter().filter(|disk| disk.volume == record.name).count(),
+            full_for: full
+                .iter()
+                .filter(|disk| disk.volume == record.name)
+                .map(|disk| disk.name.clone())
+                .collect(),
             ..self.volume_view(&record)
         };
         let mut known = self.coordinations().await;
@@ -43,6 +50,20 @@ impl Operations {
             ..view(record)
         };
         Ok(volumes.map(view).collect())
+    }
+
+    /// The disks whose owners say that their volume is full.
+    async fn without_space<'a>(&self, disks: &'a [DiskRecord]) -> Vec<&'a DiskRecord> {
+        let owners = disks.iter().filter_map(|disk| disk.owner.clone()).collect();
+        let own = self.owned_of(self.node.shards.status().await).await;
+        let said = self.ask_owners(owners, own).await;
+        let is_full = |disk: &&DiskRecord| {
+            disk.owner.as_ref().is_some_and(|owner| match said.of(owner, &disk.name) {
+                Known::Open(status) => status.is_full,
+                Known::NotOpen { .. } | Known::Silent => false,
+            })
+        };
+        disks.iter().filter(is_full).collect()
     }
 
     pub(super) async fn volume_records(&self) -> Answer<Vec<VolumeRecord>> {
@@ -73,6 +94,7 @@ impl Operations {
             kind: kind.to_owned(),
             path: record.path.clone(),
             disks: self.node.records.disks.now().values().filter(|disk| disk.volume == record.name).count(),
+            full_for: Vec::new(),
             lun: None,
             files: self.node.config.fuse.directory.as_ref().map(|directory| FilesView {
                 path: directory.join(&record.name),

@@ -14,6 +14,9 @@ use super::answer;
 /// Longest time until the backing has everything from before a barrier (P10).
 pub const REACHED: Duration = Duration::from_secs(60);
 
+/// A barrier that a full volume keeps from being reached ends after this long: destage has tried more than once (P10).
+const FULL: Duration = Duration::from_secs(3);
+
 /// Longest time that a disk stays at its barrier (P9): less than clients wait for a full log.
 pub const HELD: Duration = Duration::from_secs(10);
 
@@ -29,6 +32,8 @@ struct Barrier {
     number: u64,
     /// When it ends by itself.
     until: Nanos,
+    /// Since when destage finds no space on the volume, while the disk is not there.
+    full_since: Option<Nanos>,
     /// The disk has come there.
     is_reached: bool,
     /// Who waits until the disk is there.
@@ -63,6 +68,7 @@ impl BarrierSlot {
         self.0 = Some(Barrier {
             number,
             until: now + REACHED,
+            full_since: None,
             is_reached: false,
             waiting: None,
             look_again: now,
@@ -111,6 +117,12 @@ impl BarrierSlot {
             // Nobody would lower it.
             barrier.until = now;
         }
+        let lacks_space =
+            !barrier.is_reached && (accel.lacks_space() || accel.lower().inner().lacks_space(now));
+        barrier.full_since = barrier.full_since.or(Some(now)).filter(|_| lacks_space);
+        if barrier.full_since.is_some_and(|since| now >= since + FULL) {
+            barrier.until = now;
+        }
         barrier.look_again = now + LOOK_AGAIN;
         if barrier.is_reached {
             barrier.waiting.take().into_iter().for_each(|waiting| answer(waiting, Ok(())));
@@ -120,7 +132,13 @@ impl BarrierSlot {
             && let Some(barrier) = self.0.take()
         {
             accel.lower_barrier();
-            let text = "its storage has not taken what the write log has in time".to_owned();
+            let text = match lacks_space {
+                true => {
+                    "its volume is full, and does not take what the write log has: delete a disk or a snapshot, or add space"
+                }
+                false => "its storage has not taken what the write log has in time",
+            };
+            let text = text.to_owned();
             barrier.waiting.into_iter().for_each(|waiting| answer(waiting, Err(text.clone())));
         }
         held_too_long

@@ -11,7 +11,7 @@ use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, 
 use weir_export::{Client, Exports, Rate, Workspace};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
-use weir_volume::lun::route_status::{Reason, Reasons, RouteState};
+use weir_volume::lun::route_status::{Reason, Reasons, RouteState, RouteStatus};
 use weir_volume::{Backing, BackingKind, BackingOptions, CoordinatorWay, SharedDisk};
 
 use super::barrier::BarrierSlot;
@@ -21,7 +21,7 @@ use super::messages::{Arrival, DiskStatus, LimitDelays, LoadLayer, OpenDisk, Rou
 use super::profile::DiskProfile;
 use super::stack::Top;
 use super::{ShardConfig, answer};
-use crate::units::count_are;
+use crate::units::{Period, about, count_are};
 
 /// Rounds of requests in one turn; then commands and events are looked at.
 const ROUNDS_PER_TURN: usize = 16;
@@ -69,6 +69,8 @@ pub struct Disk {
     dropping: Vec<(u64, oneshot::Sender<()>)>,
     last_drop: u64,
     barrier: BarrierSlot,
+    /// Its volume is full, as far as anybody has heard.
+    is_full: bool,
 }
 
 impl Disk {
@@ -80,6 +82,7 @@ impl Disk {
             mark: Some(open.mark),
             volume: open.volume,
             coordinator_wait: config.coordinator_wait,
+            full_volume_wait: config.full_volume_wait,
             ..BackingOptions::default()
         }
     }
@@ -103,6 +106,7 @@ impl Disk {
         let accel_config = AccelConfig {
             peer_deadline: config.peer_deadline,
             full_log_wait: config.full_log_wait,
+            full_volume_wait: config.full_volume_wait,
             destage_delay: config.destage_delay,
             serves_until: open.serves_until.clone(),
             ..AccelConfig::standalone(open.log_bytes)
@@ -152,6 +156,7 @@ impl Disk {
             dropping: Vec::new(),
             last_drop: 0,
             barrier: BarrierSlot::default(),
+            is_full: false,
         })
     }
 
@@ -412,8 +417,8 @@ impl Disk {
     }
 
     /// The way of its I/O, if that is another one than at the last call, in words; by itself nothing that the operator has to know at first.
-    pub fn new_route(&mut self) -> Option<String> {
-        let now = self.look().lower().inner().route()?;
+    pub fn new_route(&mut self, now: Nanos) -> Option<String> {
+        let now = self.route_status(now)?;
         // Changes with every other request.
         let reasons = now.reasons.without(Reason::UnallocatedExtent);
         let before = self.route.replace((now.state, reasons));
@@ -423,6 +428,45 @@ impl Disk {
         let names: Vec<&str> = reasons.iter().map(Reason::name).collect();
         let why = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
         Some(format!("{}{why}", now.state.name()))
+    }
+
+    /// Whether its volume has no space for what has been written to it, or is to be.
+    fn lacks_space(&self, now: Nanos) -> bool {
+        let accel = self.look();
+        accel.lacks_space() || accel.lower().inner().lacks_space(now)
+    }
+
+    /// The way of its I/O, of a disk of a shared volume.
+    fn route_status(&self, now: Nanos) -> Option<RouteStatus> {
+        let route = self.look().lower().inner().route()?;
+        Some(RouteStatus { reasons: route.reasons.with(Reason::VolumeFull, self.lacks_space(now)), ..route })
+    }
+
+    /// An event, if its volume has become full since the last call, or has space again.
+    pub fn new_space(&mut self, now: Nanos) -> Option<(&'static str, String)> {
+        let is_full = self.lacks_space(now);
+        if std::mem::replace(&mut self.is_full, is_full) == is_full {
+            return None;
+        }
+        Some(match is_full {
+            true => ("volume-full", self.full_reason()),
+            false => ("volume-has-space", "no write waits for space on its volume any more".to_owned()),
+        })
+    }
+
+    /// What a full volume means for its clients.
+    fn full_reason(&self) -> String {
+        let wait = self.look().config().full_volume_wait;
+        let (dirty, what) = (self.look().status().dirty_bytes, "its volume is full");
+        let kept = if dirty > 0 {
+            format!("; {} of acknowledged writes stay in the log", about(dirty))
+        } else {
+            String::new()
+        };
+        match wait.is_zero() {
+            true => format!("{what}: writes that need space fail (limits.full_volume_wait = 0 s){kept}"),
+            false => format!("{what}: writes that need space wait, each for at most {}{kept}", Period(wait)),
+        }
     }
 
     /// Whether it needs a way to its volume's coordinator.
@@ -489,6 +533,7 @@ impl Disk {
     }
 
     fn abandon(&mut self, reactor: &mut Reactor) {
+        self.backing().stop_waiting();
         if let Some(shared) = self.backing().shared() {
             shared.abandon(reactor);
         }
@@ -634,8 +679,12 @@ impl Disk {
         self.top.accel_mut().observer_mut().record(length, asked);
     }
 
-    pub fn status(&self) -> DiskStatus {
-        let status = self.top.accel().inner().status();
+    pub fn status(&self, now: Nanos) -> DiskStatus {
+        let mut status = self.top.accel().inner().status();
+        let is_full = self.lacks_space(now);
+        if is_full && status.reason.is_empty() {
+            status.reason = self.full_reason();
+        }
         let state = match self.life {
             Life::Serving if status.reason.is_empty() => "serving",
             Life::Serving => DiskStatus::DEGRADED,
@@ -663,7 +712,8 @@ impl Disk {
             limit_delays: LimitDelays::from(self.exports.delays()),
             in_flight: self.top.in_flight(),
             faults: Vec::new(),
-            route: self.look().lower().inner().route().map(RouteView::from),
+            is_full,
+            route: self.route_status(now).map(RouteView::from),
         }
     }
 }

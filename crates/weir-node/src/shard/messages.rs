@@ -328,6 +328,9 @@ pub struct DiskStatus {
     /// Faults of its backing that the node has seen beside the I/O.
     #[serde(default)]
     pub faults: Vec<String>,
+    /// Its volume is full: writes that need space wait or fail, and so does destage; of a replica, nothing.
+    #[serde(default)]
+    pub is_full: bool,
     /// By which way its I/O goes, of a disk of a volume on a LUN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub route: Option<RouteView>,

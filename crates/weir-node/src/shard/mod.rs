@@ -53,6 +53,8 @@ pub struct ShardConfig {
     pub peer_deadline: Duration,
     /// Writes wait at most this long for room in a log that frees nothing (P9).
     pub full_log_wait: Duration,
+    /// Writes wait at most this long for space on a full volume; zero: not at all.
+    pub full_volume_wait: Duration,
     /// Requests that need the coordinator of a volume wait for one at most this long (P9).
     pub coordinator_wait: Duration,
     /// The time that records may wait to be destaged while the log has room.

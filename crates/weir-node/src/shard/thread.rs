@@ -266,8 +266,11 @@ impl Turning {
         disk.turn(&mut self.reactor, &mut self.workspace);
         disk.take_notices(&mut self.wanted);
         self.unsent.extend(self.wanted.drain(..).map(|notice| translate(&disk.name, notice)));
-        if let Some(text) = disk.new_route() {
+        if let Some(text) = disk.new_route(self.reactor.now()) {
             self.unsent.push(Notice::Event { disk: disk.name.clone(), kind: "route", text });
+        }
+        if let Some((kind, text)) = disk.new_space(self.reactor.now()) {
+            self.unsent.push(Notice::Event { disk: disk.name.clone(), kind, text });
         }
         if disk.is_newly_fenced() {
             self.unsent.push(Notice::Fenced { disk: disk.name.clone() });
@@ -521,7 +524,7 @@ impl Turning {
     /// The states of the disks here, served and replicated.
     #[must_use]
     pub fn status(&self) -> Vec<DiskStatus> {
-        let owned = self.disks.iter().map(|(_, disk)| disk.status());
+        let owned = self.disks.iter().map(|(_, disk)| disk.status(self.reactor.now()));
         owned
             .chain(self.openings_status())
             .chain(self.replicas.iter().map(|(_, replica)| replica.status()))

@@ -288,6 +288,7 @@ impl Cluster {
             log_bytes: LOG,
             peer_deadline: PEER_DEADLINE,
             full_log_wait: config.limits.full_log_wait.0,
+            full_volume_wait: config.limits.full_volume_wait.0,
             coordinator_wait: config.lun.coordinator_wait.0,
             destage_delay: self.destage_delay,
             io_flusher: false,

@@ -24,6 +24,7 @@ use weir_block::{
 };
 
 use crate::error::VolumeError;
+use crate::full::{SpaceWait, Wait, is_full};
 use engine_sync::SyncEngine;
 use engine_uring::UringEngine;
 use lookups::{Lookup, Lookups};
@@ -62,10 +63,25 @@ struct Pending {
 /// The operation that a request waits for.
 enum Step {
     Read,
-    Write,
-    Zero(ZeroJob),
+    Write(Write),
+    Zero(ZeroJob, Wait),
     Sync,
     Extents,
+}
+
+/// A write, to be done again if there is no space. `keeps`: its bytes come back with the error; what destage writes, it writes again itself.
+#[derive(Clone, Copy)]
+struct Write {
+    offset: u64,
+    fua: bool,
+    keeps: bool,
+    wait: Wait,
+}
+
+/// A request that waits for space.
+enum Waiting {
+    Write { slot: u32, buffer: Buffer },
+    Zero { slot: u32 },
 }
 
 /// A file or block device as a layer.
@@ -93,6 +109,7 @@ pub struct FileBacking {
     reserve: BufferPool,
     /// A sync failed and the page cache may have dropped dirty pages: every later flush fails (P8).
     lost: Option<i32>,
+    space: SpaceWait<Waiting>,
 }
 
 impl FileBacking {
@@ -162,6 +179,7 @@ impl FileBacking {
             pool: reactor.buffers().clone(),
             reserve: BufferPool::new(LARGEST),
             lost: None,
+            space: SpaceWait::new(options.full_volume_wait),
         })
     }
 
@@ -205,6 +223,23 @@ impl FileBacking {
         Ok(())
     }
 
+    /// Whether writes wait for space on the volume, or lately have found none.
+    #[must_use]
+    pub fn lacks_space(&self, now: Nanos) -> bool {
+        self.space.lacks_space(now)
+    }
+
+    /// What waits for space gets an error now: the disk is another node's, or closed.
+    pub fn stop_waiting(&mut self) {
+        let slots = self.space.give_up().map(|waiting| match waiting {
+            Waiting::Write { slot, .. } | Waiting::Zero { slot } => slot,
+        });
+        for slot in slots.collect::<Vec<_>>() {
+            let error = IoError::new(ErrorKind::Retry, Code::ShuttingDown, "waiting for space");
+            self.finish(slot, Err(error));
+        }
+    }
+
     /// Stores a request; returns its slot.
     fn take(&mut self, tag: Tag, step: Step) -> u32 {
         self.pending.insert(Pending { tag, step }) as u32
@@ -229,9 +264,9 @@ impl FileBacking {
     }
 
     fn write(&mut self, reactor: &mut Reactor, tag: Tag, offset: u64, payload: Payload<'_>, fua: bool) {
-        let slot = self.take(tag, Step::Write);
+        let slot = self.take(tag, Step::Write(Write { offset, fua, keeps: true, wait: Wait::default() }));
         let engine = match (&mut self.engine, &payload) {
-            (Engine::Sync(engine), payload) => return engine.write_lent(slot, offset, payload.bytes(), fua),
+            (Engine::Sync(_), payload) => return self.write_inline(slot, offset, payload.bytes(), fua),
             (Engine::Uring(engine), _) => engine,
         };
         let buffer = match payload {
@@ -248,6 +283,55 @@ impl FileBacking {
             }
         };
         engine.write(reactor, slot, offset, WriteSource::Buffer(buffer), fua);
+    }
+
+    /// A write by the engine that borrows its bytes. One that finds no space keeps a copy of them, to wait with.
+    fn write_inline(&mut self, slot: u32, offset: u64, bytes: &[u8], fua: bool) {
+        let Engine::Sync(engine) = &mut self.engine else { return };
+        engine.write_lent(slot, offset, bytes, fua);
+        if let Some(Finished { result: Err(libc::ENOSPC | libc::EDQUOT), buffer, .. }) =
+            engine.finished.last_mut()
+        {
+            *buffer = self.pool.take(bytes.len()).or_else(|| self.reserve.take(bytes.len()));
+            buffer.iter_mut().for_each(|buffer| buffer.bytes_mut().copy_from_slice(bytes));
+        }
+    }
+
+    /// A write has found no space. It waits for some, or fails.
+    fn no_space(&mut self, now: Nanos, wait: Wait, waiting: Waiting, error: IoError) {
+        if let Some(Waiting::Write { slot, .. } | Waiting::Zero { slot }) =
+            self.space.refused(now, wait, waiting)
+        {
+            self.finish(slot, Err(error));
+        }
+    }
+
+    /// Tries again what waits for space. A process without the right to write must not (P2, P4).
+    fn retry_full(&mut self, reactor: &mut Reactor) {
+        let now = reactor.now();
+        while let Some((wait, waiting)) = self.space.retry(now) {
+            if !reactor.may_write(self.owner) {
+                return self.space.put_back(now, wait, waiting);
+            }
+            match waiting {
+                Waiting::Zero { slot } => {
+                    let Step::Zero(job, _) = self.pending[slot as usize].step else { continue };
+                    self.pending[slot as usize].step = Step::Zero(job, wait);
+                    self.zero_next(reactor, slot, job, wait);
+                }
+                Waiting::Write { slot, buffer } => {
+                    let Step::Write(write) = self.pending[slot as usize].step else { continue };
+                    self.pending[slot as usize].step = Step::Write(Write { wait, ..write });
+                    match &mut self.engine {
+                        Engine::Uring(engine) => {
+                            let source = WriteSource::Buffer(buffer);
+                            engine.write(reactor, slot, write.offset, source, write.fua);
+                        }
+                        Engine::Sync(_) => self.write_inline(slot, write.offset, buffer.bytes(), write.fua),
+                    }
+                }
+            }
+        }
     }
 
     fn flush(&mut self, tag: Tag) {
@@ -284,12 +368,12 @@ impl FileBacking {
     }
 
     fn zero(&mut self, reactor: &mut Reactor, tag: Tag, job: ZeroJob) {
-        let slot = self.take(tag, Step::Zero(job));
-        self.zero_next(reactor, slot, job);
+        let slot = self.take(tag, Step::Zero(job, Wait::default()));
+        self.zero_next(reactor, slot, job, Wait::default());
     }
 
     /// Starts the next piece of a zero request, or completes it.
-    fn zero_next(&mut self, reactor: &mut Reactor, slot: u32, mut job: ZeroJob) {
+    fn zero_next(&mut self, reactor: &mut Reactor, slot: u32, mut job: ZeroJob, wait: Wait) {
         if job.next == job.end {
             if job.fua {
                 self.pending[slot as usize].step = Step::Sync;
@@ -307,7 +391,7 @@ impl FileBacking {
         job.method = method;
         let (offset, length) = (job.next, job.piece());
         job.started = offset + length;
-        self.pending[slot as usize].step = Step::Zero(job);
+        self.pending[slot as usize].step = Step::Zero(job, wait);
         match (method.mode(), &mut self.engine) {
             (Some(mode), Engine::Uring(engine)) => engine.allocate(reactor, slot, mode, offset, length),
             (Some(mode), Engine::Sync(engine)) => engine.allocate(slot, mode, offset, length),
@@ -325,19 +409,29 @@ impl FileBacking {
         &mut self,
         reactor: &mut Reactor,
         slot: u32,
-        mut job: ZeroJob,
+        (mut job, mut wait): (ZeroJob, Wait),
         result: Result<u64, i32>,
     ) {
         match result {
-            Ok(_) => job.next = job.started,
+            Ok(_) => {
+                job.next = job.started;
+                self.space.answered(std::mem::take(&mut wait), reactor.now());
+            }
             Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY) if job.method != Method::Write => {
                 self.methods.rule_out(job.method);
                 self.info.discards = self.methods.punch;
                 self.info.fast_zeroes = self.methods.punch || self.methods.zero_range;
             }
-            Err(errno) => return self.finish(slot, Err(IoError::from_errno(errno, "zeroing the backing"))),
+            Err(errno) => {
+                let error = IoError::from_errno(errno, "zeroing the backing");
+                if is_full(&error) {
+                    return self.no_space(reactor.now(), wait, Waiting::Zero { slot }, error);
+                }
+                self.space.answered(wait, reactor.now());
+                return self.finish(slot, Err(error));
+            }
         }
-        self.zero_next(reactor, slot, job);
+        self.zero_next(reactor, slot, job, wait);
     }
 
     fn sync_finished(&mut self, result: Result<u64, i32>) {
@@ -371,11 +465,19 @@ impl FileBacking {
                 });
                 self.finish(slot, outcome);
             }
-            Step::Write => {
+            Step::Write(write) => {
                 let written = result.map_err(|errno| IoError::from_errno(errno, "writing the backing"));
+                match (written, buffer) {
+                    (Err(error), Some(buffer)) if is_full(&error) && write.keeps => {
+                        let waiting = Waiting::Write { slot, buffer };
+                        return self.no_space(reactor.now(), write.wait, waiting, error);
+                    }
+                    _ => {}
+                }
+                self.space.answered(write.wait, reactor.now());
                 self.finish(slot, written.map(|_| Outcome::Done));
             }
-            Step::Zero(job) => self.zero_finished(reactor, slot, job, result),
+            Step::Zero(job, wait) => self.zero_finished(reactor, slot, (job, wait), result),
             Step::Sync => unreachable!("a flush waits in the sync's slot"),
             Step::Extents => unreachable!("extents come from the lookup thread"),
         }
@@ -399,7 +501,9 @@ impl Layer for FileBacking {
     }
 
     fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
-        if self.in_flight() >= self.depth {
+        let waiting = self.space.len();
+        // Reads go on beside what waits for space.
+        if self.in_flight() - waiting >= self.depth || kind.changes_data() && waiting >= self.depth {
             return false;
         }
         let copies = kind == RequestKind::Write && matches!(self.engine, Engine::Uring(_));
@@ -441,6 +545,7 @@ impl Layer for FileBacking {
 
     fn advance(&mut self, reactor: &mut Reactor, done: &mut Vec<Completion>) {
         self.start_sync(reactor);
+        self.retry_full(reactor);
         // One round only: other requests run between the pieces of a large synchronous zero request.
         let mut round = std::mem::take(&mut self.round);
         if let Engine::Sync(engine) = &mut self.engine {
@@ -458,7 +563,7 @@ impl Layer for FileBacking {
         match &self.engine {
             Engine::Sync(engine) if !engine.finished.is_empty() => Nanos(0),
             _ if !self.ready.is_empty() => Nanos(0),
-            _ => Nanos::NEVER,
+            _ => self.space.deadline(),
         }
     }
 
@@ -483,7 +588,8 @@ impl Destage for FileBacking {
                 IoError::new(ErrorKind::Operator, Code::ReadOnly, "the disk is open for reading only");
             return self.answer(tag, Err(error));
         }
-        let slot = self.take(tag, Step::Write);
+        let write = Write { offset, fua: false, keeps: false, wait: Wait::default() };
+        let slot = self.take(tag, Step::Write(write));
         let source = WriteSource::Gather(region, pieces);
         match &mut self.engine {
             Engine::Uring(engine) => engine.write(reactor, slot, offset, source, false),

@@ -37,6 +37,8 @@ pub struct BackingOptions {
     pub volume: Option<u64>,
     /// Requests to a disk of a volume on a LUN that need its coordinator wait for one for this long.
     pub coordinator_wait: Duration,
+    /// Writes wait for space on a full volume for this long; zero: they fail at once.
+    pub full_volume_wait: Duration,
 }
 
 impl Default for BackingOptions {
@@ -50,6 +52,7 @@ impl Default for BackingOptions {
             mark: None,
             volume: None,
             coordinator_wait: Duration::from_secs(600),
+            full_volume_wait: Duration::from_secs(600),
         }
     }
 }

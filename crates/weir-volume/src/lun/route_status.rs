@@ -41,16 +41,19 @@ pub enum Reason {
     CoordinatorMoving,
     /// That has lasted for longer than the operator allows: requests that need a coordinator fail.
     RecoveryFailed,
+    /// The volume has no space left: writes that need some wait, or fail.
+    VolumeFull,
 }
 
 impl Reason {
-    const ALL: [Reason; 6] = [
+    const ALL: [Reason; 7] = [
         Reason::UserRequest,
         Reason::UnallocatedExtent,
         Reason::NoDiskConnectivity,
         Reason::Fenced,
         Reason::CoordinatorMoving,
         Reason::RecoveryFailed,
+        Reason::VolumeFull,
     ];
 
     /// Its name in commands, metrics and events.
@@ -63,6 +66,7 @@ impl Reason {
             Reason::Fenced => "fenced",
             Reason::CoordinatorMoving => "coordinator-moving",
             Reason::RecoveryFailed => "recovery-failed",
+            Reason::VolumeFull => "volume-full",
         }
     }
 

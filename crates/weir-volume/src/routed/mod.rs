@@ -27,6 +27,7 @@ use weir_block::{
 use crate::backing::device_queue;
 use crate::backing::engine_uring::UringEngine;
 use crate::error::VolumeError;
+use crate::full::{SpaceWait, Wait, is_full};
 use crate::interface::{Backing, CoordinatorWay, SharedDisk};
 use crate::lun::leases::Lease;
 use crate::lun::redirect::wire::LARGEST;
@@ -63,6 +64,8 @@ pub struct RoutedOptions {
     pub depth: usize,
     /// Requests that need a coordinator wait for one for this long, and fail then (P9).
     pub coordinator_wait: Duration,
+    /// Writes wait for space on a full volume for this long; zero: they fail at once.
+    pub full_volume_wait: Duration,
 }
 
 /// A disk of a shared volume, as its owner uses it.
@@ -104,6 +107,7 @@ pub struct RoutedBacking {
     /// When more is taken of what has come, for which there was no memory.
     more_at: Nanos,
     ready: Vec<Completion>,
+    space: SpaceWait<Pending>,
     dropped: Vec<u64>,
     /// It is another node's by now.
     abandoned: bool,
@@ -164,6 +168,7 @@ impl RoutedBacking {
             retry_at: Nanos::NEVER,
             more_at: Nanos::NEVER,
             ready: Vec::new(),
+            space: SpaceWait::new(options.full_volume_wait),
             dropped: Vec::new(),
             abandoned: false,
             serves_until: None,
@@ -229,6 +234,21 @@ impl RoutedBacking {
         let error = IoError::new(ErrorKind::Retry, Code::ShuttingDown, "a disk of a shared volume");
         self.step(reactor, router::Event::Abandon(error));
         self.refuse_held(reactor);
+        self.stop_waiting_for_space(error);
+    }
+
+    fn stop_waiting_for_space(&mut self, error: IoError) {
+        let given_up = self.space.give_up().map(|Pending { tag, .. }| Completion { tag, result: Err(error) });
+        self.ready.extend(given_up);
+    }
+
+    /// Tries again what waits for space; without the right, what it becomes is held back.
+    fn retry_full(&mut self, reactor: &mut Reactor) {
+        let now = reactor.now();
+        while let Some((wait, pending)) = self.space.retry(now) {
+            let range = (pending.offset, pending.offset + pending.length);
+            self.accept(reactor, Kind::Write, range, Pending { wait, ..pending });
+        }
     }
 
     /// What was not begun on the LUN is not begun any more.
@@ -259,8 +279,8 @@ impl RoutedBacking {
 
     fn carry_out(&mut self, reactor: &mut Reactor, effect: Effect) {
         match effect {
-            Effect::Done(id) => self.done(id, Ok(())),
-            Effect::Failed { id, error } => self.done(id, Err(error)),
+            Effect::Done(id) => self.done(reactor, id, Ok(())),
+            Effect::Failed { id, error } => self.done(reactor, id, Err(error)),
             Effect::Dropped(number) => self.dropped.push(number),
             Effect::RecallDone(number) => self.link.send(reactor, ToCoordinator::RecallDone(number)),
             Effect::Zeroes { id, range } => self.fill(id, range),
@@ -447,11 +467,24 @@ impl RoutedBacking {
         self.pending.get_mut(id as u32 as usize).filter(|pending| pending.id == id)
     }
 
-    fn done(&mut self, id: u64, result: Result<(), IoError>) {
+    fn done(&mut self, reactor: &Reactor, id: u64, result: Result<(), IoError>) {
         if self.request(id).is_none() {
             return;
         }
-        let Pending { tag, buffer, .. } = self.pending.remove(id as u32 as usize);
+        let (now, pending) = (reactor.now(), self.pending.remove(id as u32 as usize));
+        let wait = pending.wait;
+        let is_refused = result.is_err_and(|error| is_full(&error)) && pending.waits_for_space();
+        let pending = match is_refused && !self.abandoned {
+            true => match self.space.refused(now, wait, pending) {
+                Some(pending) => pending,
+                None => return,
+            },
+            false => {
+                self.space.answered(wait, now);
+                pending
+            }
+        };
+        let Pending { tag, buffer, .. } = pending;
         let outcome = |()| buffer.map_or(Outcome::Done, Outcome::Read);
         self.ready.push(Completion { tag, result: result.map(outcome) });
     }
@@ -488,7 +521,9 @@ impl Layer for RoutedBacking {
     }
 
     fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
-        if self.in_flight() >= self.depth {
+        let waiting = self.space.len();
+        // Reads go on beside what waits for space.
+        if self.in_flight() - waiting >= self.depth || kind.changes_data() && waiting >= self.depth {
             return false;
         }
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -527,7 +562,8 @@ impl Layer for RoutedBacking {
             }
             Request::Flush { .. } => (Kind::Flush, true, Source::None, None),
         };
-        let pending = Pending { id: 0, tag, kind, offset, length, durable, source, buffer };
+        let wait = Wait::default();
+        let pending = Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait };
         self.accept(reactor, route_kind, range, pending);
     }
 
@@ -546,6 +582,7 @@ impl Layer for RoutedBacking {
         self.receive(reactor);
         self.check_overdue(reactor);
         self.begin_held(reactor);
+        self.retry_full(reactor);
         self.probe(reactor);
         // What was sent to a coordinator here may be answered at once.
         self.receive(reactor);
@@ -564,11 +601,11 @@ impl Layer for RoutedBacking {
         let ask = if self.link.is_there() || self.abandoned { Nanos::NEVER } else { self.ask_at };
         let more = if self.link.has_more() { self.more_at } else { Nanos::NEVER };
         let overdue = if self.abandoned { Nanos::NEVER } else { self.overdue_at };
-        probe.min(self.retry_at).min(ask).min(more).min(overdue)
+        probe.min(self.retry_at).min(ask).min(more).min(overdue).min(self.space.deadline())
     }
 
     fn in_flight(&self) -> usize {
-        self.pending.len() + self.ready.len()
+        self.pending.len() + self.space.len() + self.ready.len()
     }
 
     fn meters(&self, _out: &mut Vec<LayerMeter>) {}
@@ -586,7 +623,8 @@ impl Destage for RoutedBacking {
         let length: usize = pieces.iter().map(|piece| piece.1).sum();
         let (length, source) = (length as u64, Source::Gather(region, pieces));
         let kind = RequestKind::Write;
-        let pending = Pending { id: 0, tag, kind, offset, length, durable: false, source, buffer: None };
+        let (durable, buffer, wait) = (false, None, Wait::default());
+        let pending = Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait };
         self.accept(reactor, Kind::Write, (offset, offset + length), pending);
     }
 }
@@ -599,6 +637,14 @@ impl Backing for RoutedBacking {
     fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
         self.info.size = size;
         Ok(())
+    }
+
+    fn lacks_space(&self, now: Nanos) -> bool {
+        self.space.lacks_space(now)
+    }
+
+    fn stop_waiting(&mut self) {
+        self.stop_waiting_for_space(IoError::new(ErrorKind::Retry, Code::ShuttingDown, "waiting for space"));
     }
 
     fn shared(&mut self) -> Option<&mut dyn SharedDisk> {

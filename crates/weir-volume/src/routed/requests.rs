@@ -6,6 +6,7 @@ use weir_block::{Buffer, Region, RequestKind, Tag, WriteSource};
 
 use super::RoutedBacking;
 use super::link::LinkError;
+use crate::full::Wait;
 use crate::lun::redirect::Data;
 use crate::lun::router::Range;
 
@@ -39,9 +40,17 @@ pub struct Pending {
     pub source: Source,
     /// Of a read, unless the kernel has it.
     pub buffer: Option<Buffer>,
+    /// For space.
+    pub wait: Wait,
 }
 
 impl Pending {
+    /// Whether it waits if the volume is full: what destage writes, it writes again itself, and a punch needs hardly any.
+    pub fn waits_for_space(&self) -> bool {
+        self.kind == RequestKind::Write && !matches!(self.source, Source::Gather(..))
+            || matches!(self.source, Source::Zeroes)
+    }
+
     /// The bytes of a part of a write, for the reactor.
     pub fn source_of(&self, (start, end): Range, zeroes: &Rc<Region>) -> WriteSource {
         let (skip, length) = ((start - self.offset) as usize, (end - start) as usize);

@@ -20,7 +20,9 @@ pub enum ImageCommand {
     /// Create a disk with the content of an image file, through qemu-img.
     ///
     /// Holes of the image stay holes. An image that needs other files (a backing file, a data file) or a key is refused: whoever made it could
-    /// have any file of this host read. If the import fails or is interrupted, the disk is removed. Afterwards the disk is open.
+    /// have any file of this host read. If the import fails or is interrupted, the disk is removed. One that is cut off (kill -9, the death of
+    /// the disk's owner) leaves the disk in the state `importing`: nobody can use it, and `weir disk delete` removes it. An image whose data is more
+    /// than the volume has free is refused. Afterwards the disk is open.
     Import {
         /// The image, on this host.
         file: PathBuf,
@@ -47,7 +49,8 @@ pub enum ImageCommand {
     },
     /// Write a disk or a snapshot to a new image file, through qemu-img.
     ///
-    /// A disk in use is written as it is at one point in time, from a clone that is removed afterwards. Where the filesystem has no reflinks, only a
+    /// A disk in use is written as it is at one point in time, from a clone that is removed afterwards (export-BOOT-PROCESS-TIME; what a killed
+    /// export leaves, the next one removes). Where the filesystem has no reflinks, only a
     /// disk without clients can be written.
     Export {
         /// The disk, or one of its snapshots.

@@ -157,6 +157,9 @@ fn show(volume: &VolumeView) -> String {
         ("path", volume.path.display().to_string()),
         ("disks", format!("{}; `weir volume du {}` shows what they take", volume.disks, volume.name)),
     ];
+    if !volume.full_for.is_empty() {
+        rows.push(("full", full(volume)));
+    }
     if let Some(files) = &volume.files {
         rows.push((
             "files here",
@@ -167,6 +170,17 @@ fn show(volume: &VolumeView) -> String {
         rows.extend(of_lun(lun));
     }
     list(&rows)
+}
+
+fn full(volume: &VolumeView) -> String {
+    const MOST: usize = 5;
+    let (named, others) = volume.full_for.split_at(volume.full_for.len().min(MOST));
+    let others = if others.is_empty() { String::new() } else { format!(" and {} more", others.len()) };
+    format!(
+        "volume-full: no space for disk {}{others}; delete a disk or a snapshot (`weir volume du {}`), or add space",
+        named.join(", "),
+        volume.name
+    )
 }
 
 fn of_lun(lun: &LunView) -> Vec<(&'static str, String)> {

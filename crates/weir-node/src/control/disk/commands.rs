@@ -35,6 +35,9 @@ impl DiskTask {
             Request::SetLimit { limit, done } => {
                 let _ = done.send(self.set_limit(limit).await);
             }
+            Request::EndImport { number, done } => {
+                let _ = done.send(self.end_import(number).await);
+            }
             Request::Resize { size, seen, done } => {
                 let _ = done.send(self.resize(size, &seen).await);
             }
@@ -251,6 +254,13 @@ impl DiskTask {
         }
         let text = limit.map_or_else(|| "none".to_owned(), |limit| limit.to_string());
         self.event("limit", text);
+        Ok(())
+    }
+
+    async fn end_import(&mut self, number: u64) -> Result<(), ApiError> {
+        let me = self.me.clone();
+        self.change(|record| ownership::end_import(record, caller(record, &me), number)).await?;
+        self.event("disk-imported", "its image is complete".to_owned());
         Ok(())
     }
 

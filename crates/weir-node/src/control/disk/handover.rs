@@ -350,12 +350,16 @@ impl DiskTask {
     async fn await_backing(&mut self) -> Result<(), ApiError> {
         let deadline = Nanos::now() + HOLD;
         loop {
-            let left = self.status().await?.map(|status| status.in_flight);
+            let status = self.status().await?;
+            let left = status.as_ref().map(|status| status.in_flight);
             if left == Some(0) {
                 return Ok(());
             }
             if Nanos::now() >= deadline {
                 let reason = match left {
+                    _ if status.is_some_and(|status| status.is_full) => {
+                        "its volume is full, and writes wait for space".to_owned()
+                    }
                     None => format!("its shard has not said for {HOLD:?} whether its backing answers"),
                     Some(1) => format!("its backing has not answered 1 request for {HOLD:?}"),
                     Some(left) => format!("its backing has not answered {left} requests for {HOLD:?}"),

@@ -97,6 +97,13 @@ pub enum Request {
         /// Tells when it is in force.
         done: oneshot::Sender<Result<(), ApiError>>,
     },
+    /// The import with this number has written everything.
+    EndImport {
+        /// The number.
+        number: u64,
+        /// Tells when it is committed.
+        done: oneshot::Sender<Result<(), ApiError>>,
+    },
     /// Grow it.
     Resize {
         /// Bytes.

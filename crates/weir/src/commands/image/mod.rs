@@ -1,5 +1,6 @@
 //! `weir image`: disks from image files and image files from disks, through qemu-img and the disks' NBD exports.
 
+mod leftover;
 mod program;
 mod source;
 
@@ -9,10 +10,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde::Serialize;
-use weir_block::Nanos;
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
-use weir_node::api::{ApiErrorKind, CloneDisk, CreateDisk, Delete, DiskLimit, DiskView, Export, Medium};
+use weir_node::api::{
+    ApiErrorKind, BeginImport, CloneDisk, CreateDisk, Delete, DiskLimit, DiskView, Export, Importing, Medium,
+};
 use weir_node::client::Client;
 use weir_node::units::about;
 
@@ -77,8 +79,9 @@ fn made(
     from: (Format, &str),
 ) -> Result<DiskView, Failure> {
     let name = &wanted.name;
-    client.create_disk(wanted)?;
-    fill(client, programs, name, from).map_err(|failure| match remove(client, name) {
+    let needed_bytes = programs.allocated(from)?;
+    let import = client.begin_import(&BeginImport { disk: wanted.clone(), needed_bytes })?;
+    fill(client, programs, &import, from).map_err(|failure| match remove(client, name) {
         Ok(()) => failure.hint(format!("disk {name} is removed again")),
         Err(left) => {
             failure.hint(format!("disk {name} is left ({}): `weir disk delete {name} --force`", left.message))
@@ -89,19 +92,20 @@ fn made(
 fn fill(
     client: &Client,
     programs: &mut Programs,
-    disk: &str,
+    import: &Importing,
     (format, from): (Format, &str),
 ) -> Result<DiskView, Failure> {
-    let view = client.export(disk, &Export::default())?;
-    let uri = reachable(&view)?;
+    let view = client.open_import(import)?;
+    let address: Uri = reachable(&view)?.parse().map_err(Failure::failed)?;
+    let address = Uri { export: import.export(), ..address };
+    let uri = &address.to_string();
     // The disk is new: what is zero in the image need not be written. And flushes count, which by default they do not.
     let how = ["-n", "--target-is-zero", "-t", "writeback", "-f", format.name(), "-O", "raw"];
     programs.convert(&[&how[..], &[from, uri]].concat())?;
-    let address: Uri = uri.parse().map_err(Failure::failed)?;
     let mut check = NbdClient::connect(&address).map_err(Failure::failed)?;
     check.flush().map_err(Failure::failed)?;
     check.disconnect();
-    Ok(client.disk(disk)?)
+    Ok(client.end_import(import)?)
 }
 
 fn remove(client: &Client, disk: &str) -> Result<(), Failure> {
@@ -185,7 +189,8 @@ fn with_still<T>(
 /// The disk to read: a clone, also by its name if it is to be removed afterwards, or the disk itself if it cannot be cloned and nobody
 /// uses it.
 fn stands_still(client: &Client, source: &CloneSource) -> Result<(String, Option<String>), Failure> {
-    let name = format!("export-{}-{}", std::process::id(), Nanos::now().0);
+    leftover::remove(client)?;
+    let name = leftover::name();
     let wanted = CloneDisk {
         name: name.clone(),
         snapshot: source.snapshot.clone(),

@@ -10,8 +10,17 @@ use tokio::process::Command;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::cli::Format;
 use crate::failure::Failure;
 use crate::options::Output;
+
+/// A piece of what `qemu-img map` prints.
+#[derive(serde::Deserialize)]
+struct Piece {
+    length: u64,
+    data: bool,
+    zero: bool,
+}
 
 /// From its making on, an interrupt (Ctrl-C, SIGTERM, a terminal that goes) does not end this process: whoever has made it cleans up.
 pub struct Programs {
@@ -54,6 +63,24 @@ impl Programs {
         Err(Failure::refused(message).hint(format!("`qemu-img check {}` says more", image.display())))
     }
 
+    /// The bytes of an image, or of an export, that are neither holes nor zeroes: what an import writes. `from`: its format, and where it is.
+    ///
+    /// # Errors
+    /// qemu-img cannot be run, or fails.
+    pub fn allocated(&self, (format, from): (Format, &str)) -> Result<u64, Failure> {
+        let mut command = std::process::Command::new("qemu-img");
+        command.args(["map", "--output", "json", "-f", format.name(), from]);
+        let ended = command.stdin(Stdio::null()).output().map_err(|error| cannot_run(&error))?;
+        if !ended.status.success() {
+            let said = String::from_utf8_lossy(&ended.stderr);
+            return Err(Failure::failed(format!("qemu-img: {}, {}", said.trim(), ended.status)));
+        }
+        let pieces: Vec<Piece> = serde_json::from_slice(&ended.stdout).map_err(|error| {
+            Failure::failed(format!("qemu-img map says what nobody understands: {error}"))
+        })?;
+        Ok(pieces.iter().filter(|piece| piece.data && !piece.zero).map(|piece| piece.length).sum())
+    }
+
     /// Runs `qemu-img convert` with these arguments, with its progress on standard error if that is a terminal.
     ///
     /// # Errors
@@ -69,6 +96,9 @@ impl Programs {
         command.stdin(Stdio::null()).stdout(progress).stderr(Stdio::piped());
         // An interrupt from the terminal is for this process, which ends the other.
         command.process_group(0).kill_on_drop(true);
+        let parent = rustix::process::getpid();
+        // SAFETY: two system calls, and nothing else, between fork and exec.
+        unsafe { command.pre_exec(move || ends_with(parent)) };
         let Programs { runtime, interrupt, terminate, hang_up, .. } = self;
         runtime.block_on(async {
             let mut child = command.spawn().map_err(|error| cannot_run(&error))?;
@@ -92,6 +122,15 @@ impl Programs {
             let said = said.await.unwrap_or_default();
             Err(Failure::failed(format!("qemu-img: {}, {status}", said.trim())))
         })
+    }
+}
+
+/// This process ends with its parent, also one that is killed: nobody would write on to a disk that nobody waits for.
+fn ends_with(parent: rustix::process::Pid) -> std::io::Result<()> {
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+    match rustix::process::getppid() {
+        Some(now) if now == parent => Ok(()),
+        _ => Err(std::io::ErrorKind::BrokenPipe.into()),
     }
 }
 
