@@ -49,7 +49,7 @@ pub enum ImageCommand {
     },
     /// Write a disk or a snapshot to a new image file, through qemu-img.
     ///
-    /// A disk in use is written as it is at one point in time, from a clone that is removed afterwards (export-BOOT-PROCESS-TIME; what a killed
+    /// A disk in use is written as it is at one point in time, from a clone that is removed afterwards (export-BOOT-PROCESS-NUMBER; what a killed
     /// export leaves, the next one removes). Where the filesystem has no reflinks, only a
     /// disk without clients can be written.
     Export {

@@ -1,20 +1,17 @@
-//! Temporary clones of exports. One that is left by an export that was killed is removed by the next export.
+//! Temporary clones of exports. One that is left by an export that was killed is removed by the next export on its host.
 //!
-//! A clone's name has the host's boot, the process, and the time. So an export knows which are its host's and without a process; those of other
-//! hosts count as left when they are old. One that has a client is never removed.
+//! A clone's name has the host's boot and the process, so an export knows which are its host's and without a process. Of another host's, without
+//! clients, it says what can be done: nobody here knows whether that export is only about to begin. One that has a client is never removed.
 
 use std::path::Path;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use weir_node::api::{ApiErrorKind, Delete};
+use weir_block::Nanos;
+use weir_node::api::{ApiErrorKind, Delete, DiskView};
 use weir_node::client::Client;
 
 use crate::failure::Failure;
 
 const PREFIX: &str = "export";
-
-/// After this long, a clone without clients is nobody's, whichever host has made it.
-const LEFT: Duration = Duration::from_secs(3600);
 
 /// Which export has made a clone.
 #[derive(Debug, PartialEq, Eq)]
@@ -22,41 +19,29 @@ struct Maker {
     /// Of its host.
     boot: String,
     process: u32,
-    /// Seconds since 1970.
-    since: u64,
 }
 
 impl Maker {
     fn here() -> Maker {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let boot: String = boot.chars().filter(char::is_ascii_hexdigit).take(8).collect();
-        Maker { boot, process: std::process::id(), since: now() }
+        Maker { boot: format!("{boot:0<8}"), process: std::process::id() }
     }
 
     fn of(name: &str) -> Option<Maker> {
         let mut parts = name.split('-');
-        let (prefix, boot, process, since) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
-        if prefix != PREFIX || parts.next().is_some() || boot.len() != 8 {
+        let (prefix, boot, process, number) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+        if prefix != PREFIX || parts.next().is_some() || boot.len() != 8 || number.parse::<u64>().is_err() {
             return None;
         }
-        Some(Maker { boot: boot.to_owned(), process: process.parse().ok()?, since: since.parse().ok()? })
+        Some(Maker { boot: boot.to_owned(), process: process.parse().ok()? })
     }
-
-    /// Whether it has ended, as seen by `other`, at that one's time.
-    fn is_gone(&self, other: &Maker, has_process: impl Fn(u32) -> bool) -> bool {
-        let is_old = other.since.saturating_sub(self.since) > LEFT.as_secs();
-        is_old || self.boot == other.boot && !has_process(self.process)
-    }
-}
-
-fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// The name of a clone for this process.
 pub fn name() -> String {
-    let Maker { boot, process, since } = Maker::here();
-    format!("{PREFIX}-{boot:0<8}-{process}-{since}")
+    let Maker { boot, process } = Maker::here();
+    format!("{PREFIX}-{boot}-{process}-{}", Nanos::now().0)
 }
 
 /// Removes clones that exports have left.
@@ -64,16 +49,25 @@ pub fn name() -> String {
 /// # Errors
 /// No node answers. One that cannot be removed now stays.
 pub fn remove(client: &Client) -> Result<(), Failure> {
-    let (me, has_process) = (Maker::here(), |process: u32| Path::new(&format!("/proc/{process}")).exists());
-    for disk in client.disks()? {
-        if !Maker::of(&disk.name).is_some_and(|maker| maker.is_gone(&me, has_process)) {
+    let me = Maker::here();
+    for DiskView { name, detail, .. } in client.disks()? {
+        let Some(maker) = Maker::of(&name) else { continue };
+        if maker.boot != me.boot {
+            if detail.is_none_or(|detail| detail.clients == 0) {
+                eprintln!(
+                    "{name} is of an export on another host: if none runs there, `weir disk delete {name}`"
+                );
+            }
+            continue;
+        }
+        if Path::new(&format!("/proc/{}", maker.process)).exists() {
             continue;
         }
         // Not by force: one with a client is in use.
-        match client.delete(&disk.name, &Delete::default()) {
-            Ok(_) => eprintln!("removed {}, which an earlier export has left", disk.name),
+        match client.delete(&name, &Delete::default()) {
+            Ok(_) => eprintln!("removed {name}, which an earlier export has left"),
             Err(error) if error.kind == ApiErrorKind::NotFound => {}
-            Err(error) => eprintln!("disk {}, which an earlier export has left, stays: {error}", disk.name),
+            Err(error) => eprintln!("disk {name}, which an earlier export has left, stays: {error}"),
         }
     }
     Ok(())
@@ -84,16 +78,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_clones_without_a_process_or_of_long_ago_are_left() {
-        let me = Maker { boot: "0123abcd".into(), process: 9, since: 10_000 };
-        let gone = |name: &str| Maker::of(name).map(|maker| maker.is_gone(&me, |process| process == 7));
-        assert_eq!(gone("export-0123abcd-7-9999"), Some(false));
-        assert_eq!(gone("export-0123abcd-8-9999"), Some(true));
-        assert_eq!(gone("export-ffffffff-8-9999"), Some(false), "another host's");
-        assert_eq!(gone("export-ffffffff-8-6399"), Some(true));
-        for other in ["export", "export-db-1-2", "vm1", "export-0123abcd-8-9999-x", "export-0123abcd-x-1"] {
-            assert_eq!(gone(other), None, "{other}");
+    fn a_clone_says_who_has_made_it_and_no_other_disk_does() {
+        assert_eq!(Maker::of(&name()), Some(Maker::here()));
+        let made = Maker { boot: "0123abcd".into(), process: 7 };
+        assert_eq!(Maker::of("export-0123abcd-7-99"), Some(made));
+        for other in ["export", "export-db-1-2", "vm1", "export-0123abcd-8-9-x", "export-0123abcd-x-1"] {
+            assert_eq!(Maker::of(other), None, "{other}");
         }
-        assert_eq!(Maker::of(&name()).map(|maker| maker.process), Some(std::process::id()));
     }
 }
