@@ -68,20 +68,20 @@ impl SharedFile {
             number: file.as_raw_fd(),
             file: Some(file),
             offloaded: false,
-            rotates: false,
+            waits_for_rotation: false,
         })
     }
 
-    /// As [`SharedFile::new`], for a disk with a mechanism, or a file on one. The kernel merges contiguous requests that it gets in one call.
-    /// Their answers come together then, and so do the requests that follow them: the disk has no work meanwhile, and turns once more
-    /// before the next one. So it gets too few requests in a call for that.
+    /// As [`SharedFile::new`]; `waits_for_rotation`: on a disk with a mechanism and no write cache. The kernel merges contiguous requests that
+    /// it gets in one call. Their answers come together then, and so do the requests that follow them: such a disk has no work meanwhile, and
+    /// turns once more before the next one. So it gets too few requests in a call for that.
     #[must_use]
-    pub fn rotating(file: File) -> SharedFile {
+    pub fn on_disk(file: File, waits_for_rotation: bool) -> SharedFile {
         SharedFile::of(Descriptor {
             number: file.as_raw_fd(),
             file: Some(file),
             offloaded: false,
-            rotates: true,
+            waits_for_rotation,
         })
     }
 
@@ -93,7 +93,7 @@ impl SharedFile {
             number: file.as_raw_fd(),
             file: Some(file),
             offloaded: true,
-            rotates: false,
+            waits_for_rotation: false,
         })
     }
 
@@ -102,13 +102,13 @@ impl SharedFile {
         self.0.offloaded
     }
 
-    /// Whether it is on a disk with a mechanism.
-    pub(crate) fn rotates(&self) -> bool {
-        self.0.rotates
+    /// Whether it is on a disk with a mechanism and no write cache.
+    pub(crate) fn waits_for_rotation(&self) -> bool {
+        self.0.waits_for_rotation
     }
 
     pub(crate) fn simulated(number: i32) -> SharedFile {
-        SharedFile::of(Descriptor { number, file: None, offloaded: false, rotates: false })
+        SharedFile::of(Descriptor { number, file: None, offloaded: false, waits_for_rotation: false })
     }
 
     fn of(descriptor: Descriptor) -> SharedFile {
@@ -135,7 +135,7 @@ pub struct Descriptor {
     /// None if simulated.
     file: Option<File>,
     offloaded: bool,
-    rotates: bool,
+    waits_for_rotation: bool,
 }
 
 impl AsRawFd for Descriptor {

@@ -283,43 +283,27 @@ fn a_former_owner_that_comes_back_changes_nothing() {
     assert!(done.kept.is_some());
 }
 
-/// A node stands still in the middle of a rollback until another has the disk, which then writes to it. When it goes on, it changes nothing:
-/// its right to serve the disk has ended.
+/// What a rollback would rename is gone before anybody else opens the disk: an owner that stands still in the middle of one changes nothing
+/// when it goes on.
 #[test]
-fn a_node_that_stood_still_replaces_nothing_of_its_successor() {
+fn a_successor_removes_what_its_predecessor_would_rename() {
     let _turn = alone();
-    let seed = seed();
     let filesystem = SmallFilesystem::mount_xfs(512 << 20);
     let bench = Bench::up_on(&filesystem.path(), 2, "write-through", |_| {});
     let lab = &bench.lab;
+    lab.any_client().unwrap().move_disk(DISK, "n1").unwrap();
+    fill(lab, DISK, 2);
+    let prepared = filesystem.path().join(format!("{DISK}@00000000000000ff.new"));
+    std::fs::write(&prepared, b"another content").unwrap();
+    lab.pause("n1").unwrap();
     let successor = lab.client("n2").unwrap();
-    fill(lab, DISK, 1);
-    successor.create_snapshot(DISK, "one", &[]).unwrap();
-    for round in 0..soak().unwrap_or(3) {
-        lab.any_client().unwrap().move_disk(DISK, "n1").unwrap();
-        fill(lab, DISK, 2);
-        roll_back(lab, &RollBack { dry_run: true, ..to("one") }).unwrap();
-        let client = lab.client("n1").unwrap();
-        let rolling = thread::spawn(move || client.roll_back(DISK, &discarding("one")));
-        thread::sleep(Duration::from_millis(seed.wrapping_mul(round + 7) % 60));
-        lab.pause("n1").unwrap();
-        let deadline = Nanos::now() + SOON;
-        while let Err(error) = successor.export(DISK, &Export::default()) {
-            assert!(Nanos::now() < deadline, "{error:?}{}", bench.logs());
-            thread::sleep(Duration::from_millis(50));
-        }
-        assert_eq!(successor.disk(DISK).unwrap().owner.as_deref(), Some("n2"));
-        let number = 10 + round;
-        fill(lab, DISK, number);
-        lab.resume("n1").unwrap();
-        let answer = rolling.join().unwrap();
-        // By the name of its file: the successor has its file open.
-        while let Err(error) = successor.move_disk(DISK, "n1") {
-            assert!(Nanos::now() < deadline, "{error:?}{}", bench.logs());
-            thread::sleep(Duration::from_millis(50));
-        }
-        assert_eq!(content(lab, DISK), number, "{answer:?}{}", bench.logs());
-        assert_eq!(names(lab), ["one"]);
+    let deadline = Nanos::now() + SOON;
+    while let Err(error) = successor.export(DISK, &Export::default()) {
+        assert!(Nanos::now() < deadline, "{error:?}{}", bench.logs());
+        thread::sleep(Duration::from_millis(50));
     }
+    assert_eq!(content(lab, DISK), 2);
+    assert!(!prepared.exists(), "{}", bench.logs());
+    lab.resume("n1").unwrap();
     drop(bench);
 }

@@ -54,8 +54,8 @@ const CELLS: [(&str, Rows); 16] = [
     (
         "volume backing randread 4k qd32",
         &[
-            ("raw LUN", OWN),
-            ("raw LUN, bare io_uring", OWN),
+            ("LUN as a backing", OWN),
+            ("LUN, bare io_uring", OWN),
             ("direct, coordinator", OWN),
             ("direct, other node", OWN),
             ("file-redirected, local", OWN),
@@ -66,8 +66,8 @@ const CELLS: [(&str, Rows); 16] = [
     (
         "routes write 8k qd8",
         &[
-            ("raw LUN", OWN),
-            ("raw LUN, bare io_uring", OWN),
+            ("LUN as a backing", OWN),
+            ("LUN, bare io_uring", OWN),
             ("direct, coordinator", OWN),
             ("direct, other node", OWN),
             ("file-redirected, local", OWN),

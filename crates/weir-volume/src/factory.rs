@@ -10,7 +10,7 @@ use std::thread;
 
 use weir_block::{Nanos, OwnerId, Reactor};
 
-use crate::backing::{BackingOptions, FileBacking, FileIdentity, Mark, OpenedFile, Trace};
+use crate::backing::{BackingOptions, FileBacking, FileIdentity, Mark, OpenedFile, Trace, device_queue};
 use crate::error::VolumeError;
 use crate::interface::{Backing, OpenedBacking};
 use crate::lun::serving::open_lun;
@@ -54,11 +54,18 @@ impl BackingKind {
                 let lun = opened.and_then(|opened| {
                     opened.map_err(|error| tracing::warn!(%error, "no direct I/O to a volume's LUN")).ok()
                 });
+                let waits_for_rotation = lun.as_ref().is_some_and(device_queue::waits_for_rotation);
                 let size = options.size.unwrap_or(0);
                 let logical_block = options.logical_block.unwrap_or(4096);
                 let BackingOptions { depth, coordinator_wait, full_volume_wait, .. } = *options;
-                let options =
-                    RoutedOptions { size, logical_block, depth, coordinator_wait, full_volume_wait };
+                let options = RoutedOptions {
+                    size,
+                    logical_block,
+                    depth,
+                    waits_for_rotation,
+                    coordinator_wait,
+                    full_volume_wait,
+                };
                 Ok(Box::new(OpenedLun { name, lun, options }))
             }
         }

@@ -220,7 +220,8 @@ impl Unfinished {
     }
 }
 
-/// Removes what was never finished of a disk: snapshots, and the disk itself as a clone.
+/// Removes, durably, what was never finished of a disk: snapshots, rollbacks, and the disk itself as a clone. Whoever makes them does not
+/// finish them any more.
 ///
 /// # Errors
 /// The system's.
@@ -231,14 +232,16 @@ pub fn remove_unfinished(files: &dyn Files, disk: &str) -> Result<(), VolumeErro
 
 fn remove_unfinished_of(files: &dyn Files, disk: &str, all: &[Entry]) -> Result<(), VolumeError> {
     let own = format!("{disk}@");
+    let mut removes = false;
     for entry in all.iter().filter(|one| one.name.starts_with(&own) && one.name.ends_with(UNFINISHED)) {
         match files.remove(&entry.name) {
             // Finished or removed since.
             Err(VolumeError::NotFound(_)) => {}
             removed => removed?,
         }
+        removes = true;
     }
-    Ok(())
+    if removes { files.sync() } else { Ok(()) }
 }
 
 /// Removes a snapshot, durably. What no other file shares is free then.

@@ -17,7 +17,9 @@ const REQUESTS: u64 = 8;
 fn writes(rotational: &str) -> Option<u64> {
     let device = LoopDevice::new(16 << 20)?;
     let name = device.device.file_name().unwrap().to_str().unwrap().to_owned();
-    fs::write(format!("/sys/block/{name}/queue/rotational"), rotational).unwrap();
+    for (attribute, value) in [("rotational", rotational), ("write_cache", "write through")] {
+        fs::write(format!("/sys/block/{name}/queue/{attribute}"), value).unwrap();
+    }
     // Field 5 of Documentation/ABI/stable/sysfs-block: write I/Os.
     let count = || {
         let text = fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();

@@ -102,8 +102,14 @@ impl World {
         let lun = has_path.then(|| open_lun(&path.device, true).unwrap());
         let coordinator_wait = WAIT;
         let full_volume_wait = Duration::ZERO;
-        let options =
-            RoutedOptions { size, logical_block: 4096, depth: 64, coordinator_wait, full_volume_wait };
+        let options = RoutedOptions {
+            size,
+            logical_block: 4096,
+            depth: 64,
+            waits_for_rotation: false,
+            coordinator_wait,
+            full_volume_wait,
+        };
         let mut owner = RoutedBacking::new(&mut reactor, lun, options).unwrap();
         owner.own(7, &Arc::new(AtomicU64::new(u64::MAX)));
         let mut world = World {

@@ -129,6 +129,12 @@ fn a_rollback_that_does_not_happen_leaves_nothing() {
     assert!(!refused.unwrap());
     assert_eq!(bytes(&volume, "d.raw")[0], 3);
     assert_eq!(names(&volume), ["d.raw", "d@s.snap"]);
+    // Somebody has taken the disk over meanwhile.
+    let late = Rollback::prepare(&volume, ("d", "s"), 4).unwrap();
+    snapshot::remove_unfinished(&volume, "d").unwrap();
+    let barred = late.replace(&volume, || true).unwrap_err();
+    assert!(matches!(barred, VolumeError::NotFound(_)), "{barred:?}");
+    assert_eq!((names(&volume), bytes(&volume, "d.raw")[0]), (vec!["d.raw".into(), "d@s.snap".into()], 3));
     // Its maker ends: the next one removes the file.
     drop(Rollback::prepare(&volume, ("d", "s"), 4).unwrap());
     assert_eq!(names(&volume).len(), 3);

@@ -2,7 +2,7 @@
 //!
 //! The reactor owns every buffer of a kernel operation until the operation ends, and returns it with the [`Event`]. Nothing here
 //! is a future, so nothing can be dropped while an operation runs. Everything started since the last [`Reactor::wait`] goes to
-//! the kernel in one call, together with the wait itself.
+//! the kernel in one call, together with the wait itself (to a disk that waits for rotation: in several).
 //!
 //! It has three engines: io_uring; epoll with a few threads for file I/O where io_uring is disabled (`kernel.io_uring_disabled`,
 //! seccomp in containers); and virtual time with simulated sockets and files ([`crate::sim`]).

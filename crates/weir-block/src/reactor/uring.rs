@@ -97,10 +97,14 @@ impl Uring {
         };
         // FUSE accepts a dozen requests at once and blocks the submitter of the next: the shard must not block.
         let flags = if operation.file.is_offloaded() { squeue::Flags::ASYNC } else { squeue::Flags::empty() };
-        self.push(entry.flags(flags).user_data(key as u64));
-        if operation.file.rotates() && self.ring.submission().len() >= UNMERGED {
-            // Whatever is refused is submitted by the next call, which tells the reason.
-            let _ = self.ring.submit();
+        let entry = entry.flags(flags).user_data(key as u64);
+        if operation.file.waits_for_rotation() {
+            // An earlier one may be among those that wait.
+            self.submit_before_merges();
+            self.push(entry);
+            self.submit_before_merges();
+        } else {
+            self.push(entry);
         }
     }
 
@@ -151,6 +155,13 @@ impl Uring {
         finished.append(&mut self.early);
         take_completions(&mut self.ring, finished);
         Ok(())
+    }
+
+    fn submit_before_merges(&mut self) {
+        if self.ring.submission().len() >= UNMERGED {
+            // Whatever is refused is submitted by the next call, which tells the reason.
+            let _ = self.ring.submit();
+        }
     }
 
     fn push(&mut self, entry: squeue::Entry) {

@@ -58,14 +58,17 @@ impl LoopDevice {
         Ok(device)
     }
 
-    /// The kernel takes it for a disk with a mechanism.
+    /// The kernel takes it for a disk with a mechanism and no write cache: no flush reaches the file any more.
     ///
     /// # Errors
     /// The system's.
     pub fn set_rotating(&self) -> Result<(), LabError> {
         let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let attribute = format!("/sys/block/{name}/queue/rotational");
-        fs::write(&attribute, "1").map_err(LabError::system(format!("writing {attribute}")))
+        for (attribute, value) in [("rotational", "1"), ("write_cache", "write through")] {
+            let path = format!("/sys/block/{name}/queue/{attribute}");
+            fs::write(&path, value).map_err(LabError::system(format!("writing {path}")))?;
+        }
+        Ok(())
     }
 
     /// `/dev/loop` and a number.

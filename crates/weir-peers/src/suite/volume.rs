@@ -14,10 +14,11 @@ use crate::lun::{RamLun, SharedVolume, Way};
 use crate::row::{Cell, Metric};
 use crate::server::{self, Server};
 
-/// The LUN without a volume, under the same generator in the same loop: what the volume takes is its own.
-const RAW: &str = "raw LUN";
-/// The LUN under a generator that does nothing else, with buffers that the kernel keeps mapped: the most that it gives.
-const BARE: &str = "raw LUN, bare io_uring";
+/// The LUN without a volume, under the same generator in the same loop. The difference is what the volume takes: it has the targets.
+const RAW: &str = "LUN as a backing";
+/// The LUN under a generator that does nothing else, with buffers that the kernel keeps mapped: the most that it gives. The difference
+/// to the row before is what a node's loop takes, with or without a volume.
+const BARE: &str = "LUN, bare io_uring";
 /// Beyond the disk, for the tables of a qcow2 image, in bytes.
 const TABLES: u64 = 64 << 20;
 

@@ -135,7 +135,7 @@ impl FileBacking {
             .map_err(|error| VolumeError::from_io("mapping zeroes for", &path, error))?;
         let owner = reactor.new_owner();
         let file = if storage.begins_at_once {
-            device_queue::share(storage.file)
+            SharedFile::on_disk(storage.file, storage.waits_for_rotation)
         } else {
             SharedFile::offloaded(storage.file)
         };

@@ -44,6 +44,8 @@ pub(super) struct Storage {
     pub zeroes: bool,
     /// Requests can start without blocking. Otherwise each occupies a thread of the ring (FUSE, NFS).
     pub begins_at_once: bool,
+    /// A disk with a mechanism and no write cache.
+    pub waits_for_rotation: bool,
     /// Device and inode of the opened file.
     pub identity: (u64, u64),
 }
@@ -95,6 +97,7 @@ impl Storage {
             punches,
             zeroes,
             begins_at_once: begins_at_once(&file, kind).map_err(failed)?,
+            waits_for_rotation: device_queue::waits_for_rotation(&file),
             identity: (metadata.dev(), metadata.ino()),
             file,
         })
@@ -203,6 +206,7 @@ fn zeroing(kind: StorageKind, metadata: &std::fs::Metadata) -> (bool, bool) {
         // Without hardware support the kernel would write the zeroes itself, which is slow and cannot be interrupted.
         StorageKind::Device => {
             let offloads = device_queue::attribute(metadata.rdev(), "write_zeroes_max_bytes")
+                .and_then(|most| most.parse::<u64>().ok())
                 .is_some_and(|most| most > 0);
             (offloads, offloads)
         }

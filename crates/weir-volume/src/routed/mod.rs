@@ -21,10 +21,9 @@ use weir_block::buffer::LARGEST as LARGEST_BUFFER;
 use weir_block::{
     Action, Buffer, BufferPool, Code, Completion, Destage, ErrorKind, Event, Extent, ExtentState, IoError,
     Layer, LayerInfo, LayerMeter, Nanos, Outcome, OwnerId, Payload, Reactor, Region, Request, RequestKind,
-    Stream, Tag, Token,
+    SharedFile, Stream, Tag, Token,
 };
 
-use crate::backing::device_queue;
 use crate::backing::engine_uring::UringEngine;
 use crate::error::VolumeError;
 use crate::full::{SpaceWait, Wait, is_full};
@@ -62,6 +61,8 @@ pub struct RoutedOptions {
     pub logical_block: u32,
     /// Most requests in flight.
     pub depth: usize,
+    /// The LUN is a disk with a mechanism and no write cache.
+    pub waits_for_rotation: bool,
     /// Requests that need a coordinator wait for one for this long, and fail then (P9).
     pub coordinator_wait: Duration,
     /// Writes wait for space on a full volume for this long; zero: they fail at once.
@@ -154,7 +155,7 @@ impl RoutedBacking {
             coordinator_wait: options.coordinator_wait,
             overdue_at: reactor.now() + options.coordinator_wait,
             newly_overdue: false,
-            lun: lun.map(|lun| UringEngine::new(device_queue::share(lun), id)),
+            lun: lun.map(|lun| UringEngine::new(SharedFile::on_disk(lun, options.waits_for_rotation), id)),
             fenced: false,
             newly_fenced: false,
             probe_at: Nanos::NEVER,

@@ -5,9 +5,9 @@
 //! whoever opens the disk afterwards begins with an empty log. If this process ends in between, it is an owner that has ended: the disk is
 //! taken over with one content or the other.
 //!
-//! The change of the file's name needs the right to serve the disk, as each write does. Nobody else serves the disk before this right has
-//! ended and the fence grace has passed, so no successor has the replaced file open. As with writes, a process that is paused for longer
-//! than the grace between its look at the right and the change is not covered.
+//! The change of the file's name needs the right to serve the disk, as each write does. It may nevertheless be late, as a write may: this
+//! process stands still, or its storage is slow. So whoever takes a disk over removes what a rollback would rename, before it opens the
+//! disk's file ([`DiskTask::bar_rollback`]): the file has the other content by then, or does not get it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use weir_block::Nanos;
 
 use weir_cluster::ownership::{self, Refusal};
-use weir_cluster::records::{DiskRecord, VolumeKind};
+use weir_cluster::records::{DiskRecord, Source, VolumeKind};
 use weir_volume::snapshot::{self, Rollback};
 use weir_volume::{DiskFiles, VolumeError};
 
@@ -90,9 +90,27 @@ impl DiskTask {
         if replaced?? {
             return Ok(());
         }
-        let message = format!("disk {} was taken from this node before it had gone back", self.name);
+        let message =
+            format!("this node's right to serve disk {} had ended before the disk had gone back", self.name);
         Err(ApiError::new(ApiErrorKind::Unavailable, message)
-            .hint("nothing has changed; check that this node reaches the registry, and try again"))
+            .hint("the disk is as it was; check that this node reaches the registry, and try again"))
+    }
+
+    /// Nothing that a former owner of the disk has prepared becomes the disk's file any more, however late that owner is (P4).
+    pub(super) async fn bar_rollback(&mut self, record: &DiskRecord) -> Result<(), String> {
+        let (Source::File { name }, false) = (&record.source, record.former.is_empty()) else {
+            return Ok(());
+        };
+        let (node, volume, name) = (Arc::clone(&self.node), record.volume.clone(), name.clone());
+        let bar = async move {
+            let volume = node.volume(&volume).await?;
+            match volume.kind {
+                // Its coordinator alone changes the names of files there, and serves a disk to nobody meanwhile.
+                VolumeKind::Lun => Ok(()),
+                _ => blocking(move || snapshot::remove_unfinished(&*Files::Dir(volume).open()?, &name)).await,
+            }
+        };
+        self.meanwhile(bar).await.map_err(|error| error.to_string())?.map_err(|error| error.message)
     }
 }
 
@@ -124,7 +142,16 @@ impl Prepared {
             // Whether or not it is durable: the disk has another content, and `kept` alone has the former one.
             Ok(true) => files.sync().map(|()| true),
             not_replaced => {
-                remove_kept(&*files, disk, kept);
+                // Without the right, a snapshot of this name may be another node's.
+                if may_serve() {
+                    remove_kept(&*files, disk, kept);
+                } else if let Some(kept) = kept {
+                    tracing::warn!(
+                        disk,
+                        snapshot = kept,
+                        "a snapshot is left of a rollback that did not happen"
+                    );
+                }
                 not_replaced
             }
         }

@@ -40,7 +40,7 @@ pub(super) fn open_without_times(root: impl AsFd, file: &File) -> io::Result<Fil
         found: handle,
         found_length: &raw mut length,
     };
-    // SAFETY: the kernel writes a handle, of which it has the length, and its length; both outlive the call.
+    // SAFETY: the kernel writes a handle of 24 bytes and its length; both outlive the call.
     if unsafe { libc::ioctl(file.as_raw_fd(), XFS_IOC_FD_TO_HANDLE, &raw mut request) } != 0 {
         return Err(io::Error::last_os_error());
     }

@@ -17,8 +17,8 @@ use std::sync::Arc;
 
 use slab::Slab;
 use weir_block::{
-    Action, Buffer, BufferPool, Code, ErrorKind, Event, Group, IoError, OwnerId, Reactor, Region, Stream,
-    Token,
+    Action, Buffer, BufferPool, Code, ErrorKind, Event, Group, IoError, OwnerId, Reactor, Region, SharedFile,
+    Stream, Token,
 };
 
 use super::coordinator::{self, Coordinator, Effect, Job};
@@ -26,7 +26,6 @@ use super::filesystem::Mounted;
 use super::leases::{Lease, Leases, Piece};
 use super::redirect::{Data, ToCoordinator, ToOwner};
 use super::router::{Kind, Range};
-use crate::backing::device_queue;
 use crate::backing::engine_uring::UringEngine;
 use crate::offload::Offload;
 use crate::planted::Planted;
@@ -163,7 +162,7 @@ impl ServedDisk {
         epoch: u64,
         owner: Option<u64>,
     ) -> io::Result<ServedDisk> {
-        let OpenedDisk { mounted, work, file, lun, size } = opened;
+        let OpenedDisk { mounted, work, file, lun, waits_for_rotation, size } = opened;
         let id = reactor.new_owner();
         Ok(ServedDisk {
             core: Coordinator::new(owner.is_some(), PIECE, Planted::default()),
@@ -172,8 +171,8 @@ impl ServedDisk {
             id,
             mounted,
             work,
-            file: UringEngine::new(device_queue::share(file), id),
-            lun: UringEngine::new(device_queue::share(lun), id),
+            file: UringEngine::new(SharedFile::on_disk(file, waits_for_rotation), id),
+            lun: UringEngine::new(SharedFile::on_disk(lun, waits_for_rotation), id),
             size,
             slots: Slab::new(),
             waiting: BTreeMap::new(),

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::file_work::WorkFile;
+use crate::backing::device_queue;
 use crate::lun::filesystem::space::Zeroes;
 use crate::lun::filesystem::{FilesystemError, Kind, Mounted};
 
@@ -40,6 +41,8 @@ pub struct OpenedDisk {
     pub(super) file: File,
     /// This node's own path, for nodes that have none.
     pub(super) lun: File,
+    /// A disk with a mechanism and no write cache.
+    pub(super) waits_for_rotation: bool,
     /// Bytes.
     pub(super) size: u64,
 }
@@ -59,8 +62,9 @@ impl OpenedDisk {
         let size = file.metadata().map_err(failed("examine"))?.len();
         let in_order = mounted.open_without_times(&file).map_err(failed("open"))?;
         let lun = open_lun(mounted.lun(), true)?;
+        let waits_for_rotation = device_queue::waits_for_rotation(&lun);
         let work = Arc::new(WorkFile { file, path: path.clone(), zeroes: Zeroes::default() });
-        Ok(OpenedDisk { mounted: Arc::clone(mounted), work, file: in_order, lun, size })
+        Ok(OpenedDisk { mounted: Arc::clone(mounted), work, file: in_order, lun, waits_for_rotation, size })
     }
 }
 
