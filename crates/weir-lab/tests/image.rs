@@ -299,6 +299,27 @@ fn await_abandoned(lab: &Lab, name: &str) {
     }
 }
 
+/// Its disk is deleted meanwhile, and there is another one of the name: what the import cleans up is not that one.
+#[test]
+fn an_import_that_ends_late_removes_no_other_disk() {
+    let _turn = alone();
+    let pool = LunBench::up(1, "xfs", "write-back+0", |_| {});
+    let (lab, directory) = (&pool.bench.lab, tempfile::tempdir().unwrap());
+    let image = directory.path().join("image.raw");
+    std::fs::write(&image, vec![7; 8 << 20]).unwrap();
+    let mut import = import_slowly(lab, &image, "golden");
+    let process = rustix::process::Pid::from_child(&import);
+    rustix::process::kill_process(process, rustix::process::Signal::STOP).unwrap();
+    let client = lab.any_client().unwrap();
+    client.delete("golden", &Delete { force: true, ..Delete::default() }).unwrap();
+    pool.bench.create_with_blocks("golden", "write-through", 4096);
+    client.export("golden", &Export::default()).unwrap();
+    rustix::process::kill_process(process, rustix::process::Signal::CONT).unwrap();
+    assert!(!import.wait().unwrap().success());
+    let view = client.disk("golden").unwrap();
+    assert_eq!(view.state, "serving", "{view:?}");
+}
+
 /// kill -9 of the import, and of the disk's owner with it.
 #[test]
 fn an_import_that_is_cut_off_leaves_no_disk_that_looks_whole() {

@@ -297,6 +297,9 @@ pub struct Delete {
     /// Only say what would be deleted.
     #[serde(default)]
     pub dry_run: bool,
+    /// Only while the import with this number has not ended: its client gives the disk up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub import: Option<u64>,
 }
 
 /// The result of a deletion, or of a dry run.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Mode, VolumeKind, keys};
 
+use super::imports::check_import;
 use super::{Answer, Operations, check_named, ownership_error};
 use crate::api::{ApiError, ApiErrorKind, Delete, Deleted, Snapshots};
 use crate::control::change::read;
@@ -44,6 +45,9 @@ impl Operations {
             }
             record => record?,
         };
+        if let Some(number) = wanted.import {
+            check_import(&record, number)?;
+        }
         self.check_no_snapshots(&record).await?;
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return self.forward(&owner, name, "delete", &wanted).await;
@@ -289,7 +293,7 @@ mod tests {
         })
         .await;
         let operations = Operations::new(Arc::clone(&node), Arc::default(), Arc::default());
-        let wanted = |dry_run| Delete { name: "d".into(), force: true, dry_run };
+        let wanted = |dry_run| Delete { name: "d".into(), force: true, dry_run, import: None };
         for dry_run in [true, false] {
             node.rights.hear(&rights::key(&record), "b", record.epoch);
             let refused = operations.delete("d", wanted(dry_run)).await.unwrap_err();

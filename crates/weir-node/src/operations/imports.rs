@@ -32,12 +32,7 @@ impl Operations {
     /// # Errors
     /// As [`Operations::export`]; it is not this import's.
     pub async fn open_import(&self, name: &str, wanted: OfImport) -> Answer<DiskView> {
-        if self.record(name).await?.importing != wanted.number {
-            let message = format!("disk {name} is not the one that this import fills");
-            return Err(
-                ApiError::new(ApiErrorKind::Refused, message).hint("import it again, under another name")
-            );
-        }
+        check_import(&self.record(name).await?, wanted.number)?;
         self.open(name, Export::default()).await
     }
 
@@ -73,6 +68,22 @@ impl Operations {
         );
         Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))
     }
+}
+
+/// Refuses what an import wants of a disk that is another's, or complete.
+pub(super) fn check_import(record: &DiskRecord, number: u64) -> Answer<()> {
+    if record.importing == number {
+        return Ok(());
+    }
+    let name = &record.name;
+    let (message, hint) = match record.importing {
+        0 => (
+            format!("disk {name} is complete, or another one than this import has filled"),
+            format!("`weir disk show {name}` tells what it is"),
+        ),
+        _ => (format!("another import fills disk {name}"), "import it again, under another name".to_owned()),
+    };
+    Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))
 }
 
 /// Refuses the use of a disk whose import is not complete.

@@ -81,11 +81,11 @@ fn made(
     let name = &wanted.name;
     let needed_bytes = programs.allocated(from)?;
     let import = client.begin_import(&BeginImport { disk: wanted.clone(), needed_bytes })?;
-    fill(client, programs, &import, from).map_err(|failure| match remove(client, name) {
-        Ok(()) => failure.hint(format!("disk {name} is removed again")),
-        Err(left) => {
-            failure.hint(format!("disk {name} is left ({}): `weir disk delete {name} --force`", left.message))
-        }
+    // Only while it is this import's: somebody else may have made another disk of the name, and an end whose answer was lost has come.
+    let give_up = Delete { force: true, import: Some(import.number), ..Delete::default() };
+    fill(client, programs, &import, from).map_err(|failure| match client.delete(name, &give_up) {
+        Ok(_) => failure.hint(format!("disk {name} is removed again")),
+        Err(left) => failure.hint(format!("disk {name} is left ({}): `weir disk show {name}`", left.message)),
     })
 }
 
