@@ -27,6 +27,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
+use super::children::inherits_nothing;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
@@ -227,6 +228,8 @@ impl FenceCommand {
         if let Some(epoch) = epoch {
             command.env("WEIR_EPOCH", epoch.to_string());
         }
+        // Before the lock gets its exception.
+        inherits_nothing(&mut command);
         if let Some(lock) = lock {
             let descriptor = lock.as_raw_fd();
             // Not standard input, which a shell replaces for what it runs in the background.

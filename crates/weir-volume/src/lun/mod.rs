@@ -16,6 +16,7 @@
 //! [`reservations`] or the operator's [`fence_command`].
 
 mod admission;
+mod children;
 pub mod claim;
 pub mod coordinator;
 pub mod fence_command;

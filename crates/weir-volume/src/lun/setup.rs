@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
+use super::children::inherits_nothing;
 use weir_block::Nanos;
 use weir_block::size::Size;
 
@@ -437,7 +438,7 @@ impl Lun {
             command.arg((size / 4096).to_string());
         }
         let failed = |said: String| SetupError::Format { program, path: self.path.clone(), said };
-        let output = command.output().map_err(|error| failed(error.to_string()))?;
+        let output = inherits_nothing(&mut command).output().map_err(|error| failed(error.to_string()))?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr);
             return Err(failed(said.lines().next().unwrap_or("it does not say why").to_owned()));

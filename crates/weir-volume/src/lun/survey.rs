@@ -10,6 +10,7 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
+use super::children::inherits_nothing;
 use weir_block::size::Size;
 
 use super::filesystem::FilesystemError;
@@ -146,7 +147,8 @@ fn ends_with_gpt(lun: &File, size: u64) -> io::Result<bool> {
 
 /// What `blkid` recognises.
 fn blkid(path: &Path) -> io::Result<Vec<String>> {
-    let output = Command::new("blkid").args(["-p", "-o", "export"]).arg(path).output()?;
+    let mut command = Command::new("blkid");
+    let output = inherits_nothing(command.args(["-p", "-o", "export"]).arg(path)).output()?;
     let said = String::from_utf8_lossy(&output.stdout);
     match output.status.code() {
         Some(0) => Ok(formats(&said)),
