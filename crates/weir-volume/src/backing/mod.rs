@@ -69,7 +69,7 @@ enum Step {
     Extents,
 }
 
-/// A write, to be done again if there is no space. `keeps`: its bytes come back with the error; what destage writes, it writes again itself.
+/// A write, to be done again if there is no space, unless its failure may be an earlier one's. `keeps`: its bytes come back with the error; what destage writes, it writes again itself.
 #[derive(Clone, Copy)]
 struct Write {
     offset: u64,
@@ -107,7 +107,7 @@ pub struct FileBacking {
     pool: BufferPool,
     /// Reserve for writes when the shard's buffers are exhausted, perhaps by requests that wait for this layer.
     reserve: BufferPool,
-    /// A sync failed and the page cache may have dropped dirty pages: every later flush fails (P8).
+    /// A sync or a durable write failed, and the page cache may have dropped dirty pages: every later flush fails (P8).
     lost: Option<i32>,
     space: SpaceWait<Waiting>,
 }
@@ -229,14 +229,13 @@ impl FileBacking {
         self.space.lacks_space(now)
     }
 
-    /// What waits for space gets an error now: the disk is another node's, or closed.
+    /// What waits for space, or finds none from now on, gets an error: the disk is another node's, or closed.
     pub fn stop_waiting(&mut self) {
         let slots = self.space.give_up().map(|waiting| match waiting {
             Waiting::Write { slot, .. } | Waiting::Zero { slot } => slot,
         });
         for slot in slots.collect::<Vec<_>>() {
-            let error = IoError::new(ErrorKind::Retry, Code::ShuttingDown, "waiting for space");
-            self.finish(slot, Err(error));
+            self.finish(slot, Err(self.space.reason(no_space_error())));
         }
     }
 
@@ -302,16 +301,22 @@ impl FileBacking {
         if let Some(Waiting::Write { slot, .. } | Waiting::Zero { slot }) =
             self.space.refused(now, wait, waiting)
         {
-            self.finish(slot, Err(error));
+            self.finish(slot, Err(self.space.reason(error)));
         }
+    }
+
+    /// Whether the storage has fewer requests than the depth.
+    fn has_depth(&self) -> bool {
+        self.in_flight() - self.space.len() < self.depth
     }
 
     /// Tries again what waits for space. A process without the right to write must not (P2, P4).
     fn retry_full(&mut self, reactor: &mut Reactor) {
         let now = reactor.now();
-        while let Some((wait, waiting)) = self.space.retry(now) {
+        while let Some((wait, waiting)) = self.space.retry(now, self.has_depth()) {
             if !reactor.may_write(self.owner) {
-                return self.space.put_back(now, wait, waiting);
+                self.no_space(now, wait, waiting, no_space_error());
+                continue;
             }
             match waiting {
                 Waiting::Zero { slot } => {
@@ -415,7 +420,7 @@ impl FileBacking {
         match result {
             Ok(_) => {
                 job.next = job.started;
-                self.space.answered(std::mem::take(&mut wait), reactor.now());
+                self.space.answered(&mut wait);
             }
             Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY) if job.method != Method::Write => {
                 self.methods.rule_out(job.method);
@@ -427,7 +432,7 @@ impl FileBacking {
                 if is_full(&error) {
                     return self.no_space(reactor.now(), wait, Waiting::Zero { slot }, error);
                 }
-                self.space.answered(wait, reactor.now());
+                self.space.answered(&mut wait);
                 return self.finish(slot, Err(error));
             }
         }
@@ -436,16 +441,22 @@ impl FileBacking {
 
     fn sync_finished(&mut self, result: Result<u64, i32>) {
         let mut flushes = std::mem::take(&mut self.flushes);
-        // The kernel reports a failed write-back once, then drops the error and the data. Direct writes are not in the page
-        // cache: there the next sync is reliable.
-        if let (Err(errno), false) = (result, self.direct) {
-            self.lost = Some(errno);
+        if let Err(errno) = result {
+            self.may_be_lost(errno);
         }
         for slot in flushes.finish() {
             let result = result.map_err(|errno| IoError::from_errno(errno, "syncing the backing"));
             self.finish(slot, result.map(|_| Outcome::Done));
         }
         self.flushes = flushes;
+    }
+
+    /// A sync, or a durable write, has failed. The kernel reports a failed write-back once, then drops the error and the data: it may be
+    /// that of an earlier write. Direct writes are not in the page cache: there the next sync is reliable.
+    fn may_be_lost(&mut self, errno: i32) {
+        if !self.direct {
+            self.lost = Some(errno);
+        }
     }
 
     fn finished(&mut self, reactor: &mut Reactor, finished: Finished) {
@@ -465,16 +476,21 @@ impl FileBacking {
                 });
                 self.finish(slot, outcome);
             }
-            Step::Write(write) => {
+            Step::Write(mut write) => {
+                // Nothing of a file in memory is written back.
+                let syncs = write.fua && !self.direct && self.storage_kind != StorageKind::Memory;
+                if let (Err(errno), true) = (result, syncs) {
+                    self.may_be_lost(errno);
+                }
                 let written = result.map_err(|errno| IoError::from_errno(errno, "writing the backing"));
                 match (written, buffer) {
-                    (Err(error), Some(buffer)) if is_full(&error) && write.keeps => {
+                    (Err(error), Some(buffer)) if is_full(&error) && write.keeps && !syncs => {
                         let waiting = Waiting::Write { slot, buffer };
                         return self.no_space(reactor.now(), write.wait, waiting, error);
                     }
                     _ => {}
                 }
-                self.space.answered(write.wait, reactor.now());
+                self.space.answered(&mut write.wait);
                 self.finish(slot, written.map(|_| Outcome::Done));
             }
             Step::Zero(job, wait) => self.zero_finished(reactor, slot, (job, wait), result),
@@ -503,7 +519,7 @@ impl Layer for FileBacking {
     fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
         let waiting = self.space.len();
         // Reads go on beside what waits for space.
-        if self.in_flight() - waiting >= self.depth || kind.changes_data() && waiting >= self.depth {
+        if !self.has_depth() || kind.changes_data() && waiting >= self.depth {
             return false;
         }
         let copies = kind == RequestKind::Write && matches!(self.engine, Engine::Uring(_));
@@ -563,7 +579,7 @@ impl Layer for FileBacking {
         match &self.engine {
             Engine::Sync(engine) if !engine.finished.is_empty() => Nanos(0),
             _ if !self.ready.is_empty() => Nanos(0),
-            _ => self.space.deadline(),
+            _ => self.space.deadline(self.has_depth()),
         }
     }
 
@@ -602,6 +618,10 @@ fn extents_outcome(found: Result<Vec<Extent>, i32>) -> Result<Outcome, IoError> 
     found
         .map(Outcome::Extents)
         .map_err(|errno| IoError::from_errno(errno, "looking up extents of the backing"))
+}
+
+fn no_space_error() -> IoError {
+    IoError::from_errno(libc::ENOSPC, "writing the backing")
 }
 
 fn zero_job(offset: u64, length: u64, fua: bool, may_unmap: bool, fast_only: bool) -> ZeroJob {

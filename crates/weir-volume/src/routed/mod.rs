@@ -235,18 +235,18 @@ impl RoutedBacking {
         let error = IoError::new(ErrorKind::Retry, Code::ShuttingDown, "a disk of a shared volume");
         self.step(reactor, router::Event::Abandon(error));
         self.refuse_held(reactor);
-        self.stop_waiting_for_space(error);
+        self.stop_waiting();
     }
 
-    fn stop_waiting_for_space(&mut self, error: IoError) {
-        let given_up = self.space.give_up().map(|Pending { tag, .. }| Completion { tag, result: Err(error) });
-        self.ready.extend(given_up);
+    /// Whether fewer requests than the depth are under way.
+    fn has_depth(&self) -> bool {
+        self.in_flight() - self.space.len() < self.depth
     }
 
     /// Tries again what waits for space; without the right, what it becomes is held back.
     fn retry_full(&mut self, reactor: &mut Reactor) {
         let now = reactor.now();
-        while let Some((wait, pending)) = self.space.retry(now) {
+        while let Some((wait, pending)) = self.space.retry(now, self.has_depth()) {
             let range = (pending.offset, pending.offset + pending.length);
             self.accept(reactor, Kind::Write, range, Pending { wait, ..pending });
         }
@@ -468,23 +468,18 @@ impl RoutedBacking {
         self.pending.get_mut(id as u32 as usize).filter(|pending| pending.id == id)
     }
 
-    fn done(&mut self, reactor: &Reactor, id: u64, result: Result<(), IoError>) {
+    fn done(&mut self, reactor: &Reactor, id: u64, mut result: Result<(), IoError>) {
         if self.request(id).is_none() {
             return;
         }
-        let (now, pending) = (reactor.now(), self.pending.remove(id as u32 as usize));
-        let wait = pending.wait;
-        let is_refused = result.is_err_and(|error| is_full(&error)) && pending.waits_for_space();
-        let pending = match is_refused && !self.abandoned {
-            true => match self.space.refused(now, wait, pending) {
-                Some(pending) => pending,
-                None => return,
-            },
-            false => {
-                self.space.answered(wait, now);
-                pending
+        let mut pending = self.pending.remove(id as u32 as usize);
+        match result {
+            Err(error) if is_full(&error) && pending.waits_for_space() => {
+                let Some(refused) = self.space.refused(reactor.now(), pending.wait, pending) else { return };
+                (pending, result) = (refused, Err(self.space.reason(error)));
             }
-        };
+            _ => self.space.answered(&mut pending.wait),
+        }
         let Pending { tag, buffer, .. } = pending;
         let outcome = |()| buffer.map_or(Outcome::Done, Outcome::Read);
         self.ready.push(Completion { tag, result: result.map(outcome) });
@@ -524,7 +519,7 @@ impl Layer for RoutedBacking {
     fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
         let waiting = self.space.len();
         // Reads go on beside what waits for space.
-        if self.in_flight() - waiting >= self.depth || kind.changes_data() && waiting >= self.depth {
+        if !self.has_depth() || kind.changes_data() && waiting >= self.depth {
             return false;
         }
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -602,7 +597,7 @@ impl Layer for RoutedBacking {
         let ask = if self.link.is_there() || self.abandoned { Nanos::NEVER } else { self.ask_at };
         let more = if self.link.has_more() { self.more_at } else { Nanos::NEVER };
         let overdue = if self.abandoned { Nanos::NEVER } else { self.overdue_at };
-        probe.min(self.retry_at).min(ask).min(more).min(overdue).min(self.space.deadline())
+        probe.min(self.retry_at).min(ask).min(more).min(overdue).min(self.space.deadline(self.has_depth()))
     }
 
     fn in_flight(&self) -> usize {
@@ -645,7 +640,9 @@ impl Backing for RoutedBacking {
     }
 
     fn stop_waiting(&mut self) {
-        self.stop_waiting_for_space(IoError::new(ErrorKind::Retry, Code::ShuttingDown, "waiting for space"));
+        let tags: Vec<Tag> = self.space.give_up().map(|pending| pending.tag).collect();
+        let error = self.space.reason(IoError::from_errno(libc::ENOSPC, "writing to a full volume"));
+        self.ready.extend(tags.into_iter().map(|tag| Completion { tag, result: Err(error) }));
     }
 
     fn shared(&mut self) -> Option<&mut dyn SharedDisk> {
