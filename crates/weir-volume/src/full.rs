@@ -17,10 +17,17 @@ const COUNTS_AS_FULL: Duration = Duration::from_secs(60);
 /// The wait of one request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wait {
+    /// It does not wait: who wrote it tries again itself.
+    is_barred: bool,
     /// It has waited before. All its waits end then: the first began the limit, however much of it has been done since.
     until: Option<Nanos>,
     /// It has been tried again, and has no result yet.
     is_tried: bool,
+}
+
+impl Wait {
+    /// Of what destage writes: it tries again itself, and the log takes writes meanwhile.
+    pub const NONE: Wait = Wait { is_barred: true, until: None, is_tried: false };
 }
 
 /// The writes of one disk that wait for space.
@@ -56,6 +63,9 @@ impl<T> SpaceWait<T> {
 
     /// A write has found no space. Gives it back if it is not to wait any longer; then it fails with [`SpaceWait::reason`].
     pub fn refused(&mut self, now: Nanos, mut wait: Wait, write: T) -> Option<T> {
+        if wait.is_barred {
+            return Some(write);
+        }
         let was_tried = self.has_result(&mut wait);
         self.has_space = false;
         let until = wait.until.unwrap_or(now + self.limit);
@@ -98,7 +108,7 @@ impl<T> SpaceWait<T> {
         if !is_over {
             self.retry_at = now + TRY_AGAIN;
         }
-        Some((Wait { until: Some(until), is_tried: true }, write))
+        Some((Wait { is_barred: false, until: Some(until), is_tried: true }, write))
     }
 
     /// Takes all that wait. Nothing waits from now on.

@@ -145,6 +145,26 @@ fn nothing_waits_for_space_after_the_end_of_all_waits() {
 }
 
 #[test]
+fn what_destage_zeroes_does_not_wait_for_space() {
+    let wait = Duration::from_secs(5);
+    let Some((_mount, mut shard)) = full_disk(Engine::Auto, wait, EngineChoice::Auto) else { return };
+    let (offset, length, fua, may_unmap, fast_only) = (4 * MIB, MIB, false, false, false);
+    let zero = |tag| Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only };
+    shard.submit(zero(Tag(1)));
+    shard.backing.submit_destaged(&mut shard.reactor, zero(Tag(2)));
+    let answers = answers_within(&mut shard, Duration::from_millis(1500));
+    assert_eq!(answers.iter().map(|answer| answer.tag).collect::<Vec<_>>(), [Tag(2)]);
+    assert!(answers.into_iter().all(|answer| answer.result.unwrap_err().code == Code::NoSpace));
+    assert_eq!(shard.backing.in_flight(), 1, "the client's waits");
+    let discard = Request::Discard { tag: Tag(3), offset: 0, length: MIB, fua: false };
+    shard.backing.submit_destaged(&mut shard.reactor, discard);
+    let answers = answers_within(&mut shard, Duration::from_millis(100));
+    assert!(answers.len() == 1 && answers[0].result.is_ok());
+    shard.backing.stop_waiting();
+    assert_eq!(shard.drain().len(), 1);
+}
+
+#[test]
 fn without_the_right_to_write_the_wait_for_space_ends_in_time() {
     let wait = Duration::from_secs(3);
     let Some((_mount, mut shard)) = full_disk(Engine::Auto, wait, EngineChoice::Auto) else { return };

@@ -69,12 +69,11 @@ enum Step {
     Extents,
 }
 
-/// A write, to be done again if there is no space, unless its failure may be an earlier one's. `keeps`: its bytes come back with the error; what destage writes, it writes again itself.
+/// A write, to be done again if there is no space, unless its failure may be an earlier one's.
 #[derive(Clone, Copy)]
 struct Write {
     offset: u64,
     fua: bool,
-    keeps: bool,
     wait: Wait,
 }
 
@@ -262,8 +261,9 @@ impl FileBacking {
         }
     }
 
-    fn write(&mut self, reactor: &mut Reactor, tag: Tag, offset: u64, payload: Payload<'_>, fua: bool) {
-        let slot = self.take(tag, Step::Write(Write { offset, fua, keeps: true, wait: Wait::default() }));
+    fn write(&mut self, reactor: &mut Reactor, tag: Tag, payload: Payload<'_>, write: Write) {
+        let Write { offset, fua, .. } = write;
+        let slot = self.take(tag, Step::Write(write));
         let engine = match (&mut self.engine, &payload) {
             (Engine::Sync(_), payload) => return self.write_inline(slot, offset, payload.bytes(), fua),
             (Engine::Uring(engine), _) => engine,
@@ -372,9 +372,31 @@ impl FileBacking {
         }
     }
 
-    fn zero(&mut self, reactor: &mut Reactor, tag: Tag, job: ZeroJob) {
-        let slot = self.take(tag, Step::Zero(job, Wait::default()));
-        self.zero_next(reactor, slot, job, Wait::default());
+    fn zero(&mut self, reactor: &mut Reactor, tag: Tag, job: ZeroJob, wait: Wait) {
+        let slot = self.take(tag, Step::Zero(job, wait));
+        self.zero_next(reactor, slot, job, wait);
+    }
+
+    fn submit_waiting(&mut self, reactor: &mut Reactor, request: Request<'_>, wait: Wait) {
+        if request.kind().changes_data() && !self.info.writable {
+            let error =
+                IoError::new(ErrorKind::Operator, Code::ReadOnly, "the disk is open for reading only");
+            return self.answer(request.tag(), Err(error));
+        }
+        match request {
+            Request::Read { tag, offset, buffer } => self.read(reactor, tag, offset, buffer),
+            Request::Write { tag, offset, payload, fua } => {
+                self.write(reactor, tag, payload, Write { offset, fua, wait })
+            }
+            Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only } => {
+                self.zero(reactor, tag, zero_job(offset, length, fua, may_unmap, fast_only), wait);
+            }
+            Request::Discard { tag, offset, length, fua } => {
+                self.zero(reactor, tag, zero_job(offset, length, fua, true, false), wait);
+            }
+            Request::Flush { tag } => self.flush(tag),
+            Request::Extents { tag, offset, length } => self.extents(reactor, tag, offset, length),
+        }
     }
 
     /// Starts the next piece of a zero request, or completes it.
@@ -484,7 +506,7 @@ impl FileBacking {
                 }
                 let written = result.map_err(|errno| IoError::from_errno(errno, "writing the backing"));
                 match (written, buffer) {
-                    (Err(error), Some(buffer)) if is_full(&error) && write.keeps && !syncs => {
+                    (Err(error), Some(buffer)) if is_full(&error) && !syncs => {
                         let waiting = Waiting::Write { slot, buffer };
                         return self.no_space(reactor.now(), write.wait, waiting, error);
                     }
@@ -528,23 +550,7 @@ impl Layer for FileBacking {
     }
 
     fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
-        if request.kind().changes_data() && !self.info.writable {
-            let error =
-                IoError::new(ErrorKind::Operator, Code::ReadOnly, "the disk is open for reading only");
-            return self.answer(request.tag(), Err(error));
-        }
-        match request {
-            Request::Read { tag, offset, buffer } => self.read(reactor, tag, offset, buffer),
-            Request::Write { tag, offset, payload, fua } => self.write(reactor, tag, offset, payload, fua),
-            Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only } => {
-                self.zero(reactor, tag, zero_job(offset, length, fua, may_unmap, fast_only));
-            }
-            Request::Discard { tag, offset, length, fua } => {
-                self.zero(reactor, tag, zero_job(offset, length, fua, true, false));
-            }
-            Request::Flush { tag } => self.flush(tag),
-            Request::Extents { tag, offset, length } => self.extents(reactor, tag, offset, length),
-        }
+        self.submit_waiting(reactor, request, Wait::default());
     }
 
     fn on_event(&mut self, reactor: &mut Reactor, event: Event) {
@@ -591,6 +597,10 @@ impl Layer for FileBacking {
 }
 
 impl Destage for FileBacking {
+    fn submit_destaged(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        self.submit_waiting(reactor, request, Wait::NONE);
+    }
+
     fn write_gather(
         &mut self,
         reactor: &mut Reactor,
@@ -604,7 +614,7 @@ impl Destage for FileBacking {
                 IoError::new(ErrorKind::Operator, Code::ReadOnly, "the disk is open for reading only");
             return self.answer(tag, Err(error));
         }
-        let write = Write { offset, fua: false, keeps: false, wait: Wait::default() };
+        let write = Write { offset, fua: false, wait: Wait::NONE };
         let slot = self.take(tag, Step::Write(write));
         let source = WriteSource::Gather(region, pieces);
         match &mut self.engine {

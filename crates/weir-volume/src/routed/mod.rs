@@ -450,6 +450,42 @@ impl RoutedBacking {
         self.ready.push(Completion { tag, result: Ok(Outcome::Extents(all)) });
     }
 
+    fn submit_waiting(&mut self, reactor: &mut Reactor, request: Request<'_>, wait: Wait) {
+        let (offset, length) = request.range();
+        let (kind, tag, range) = (request.kind(), request.tag(), (offset, offset + length));
+        let (route_kind, durable, source, buffer) = match request {
+            Request::Extents { offset, length, .. } => return self.extents(tag, offset, length),
+            Request::Read { buffer, .. } => (Kind::Read, false, Source::None, Some(buffer)),
+            Request::Write { payload: Payload::Given(buffer), fua, .. } => {
+                (Kind::Write, fua, Source::Buffer(Rc::new(buffer)), None)
+            }
+            Request::Write { payload: Payload::Lent(bytes), fua, .. } => {
+                let Some(mut buffer) = self.memory(bytes.len()) else {
+                    let error =
+                        IoError::new(ErrorKind::Retry, Code::NoMemory, "copying a write for the backing");
+                    return self.ready.push(Completion { tag, result: Err(error) });
+                };
+                buffer.bytes_mut().copy_from_slice(bytes);
+                (Kind::Write, fua, Source::Buffer(Rc::new(buffer)), None)
+            }
+            // What stays allocated is written, by whatever way is there.
+            Request::WriteZeroes { fua, may_unmap: false, fast_only: false, .. } => {
+                (Kind::Write, fua, Source::Zeroes, None)
+            }
+            Request::WriteZeroes { may_unmap: false, .. } => {
+                let error =
+                    IoError::new(ErrorKind::Operator, Code::NotSupported, "zeroing faster than by writing");
+                return self.ready.push(Completion { tag, result: Err(error) });
+            }
+            Request::WriteZeroes { fua, .. } | Request::Discard { fua, .. } => {
+                (Kind::Punch, fua, Source::None, None)
+            }
+            Request::Flush { .. } => (Kind::Flush, true, Source::None, None),
+        };
+        let pending = Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait };
+        self.accept(reactor, route_kind, range, pending);
+    }
+
     fn accept(&mut self, reactor: &mut Reactor, kind: Kind, range: router::Range, pending: Pending) {
         self.serial = self.serial.wrapping_add(1);
         let slot = self.pending.insert(pending);
@@ -474,7 +510,7 @@ impl RoutedBacking {
         }
         let mut pending = self.pending.remove(id as u32 as usize);
         match result {
-            Err(error) if is_full(&error) && pending.waits_for_space() => {
+            Err(error) if is_full(&error) && pending.needs_space() => {
                 let Some(refused) = self.space.refused(reactor.now(), pending.wait, pending) else { return };
                 (pending, result) = (refused, Err(self.space.reason(error)));
             }
@@ -527,40 +563,7 @@ impl Layer for RoutedBacking {
     }
 
     fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
-        let (offset, length) = request.range();
-        let (kind, tag, range) = (request.kind(), request.tag(), (offset, offset + length));
-        let (route_kind, durable, source, buffer) = match request {
-            Request::Extents { offset, length, .. } => return self.extents(tag, offset, length),
-            Request::Read { buffer, .. } => (Kind::Read, false, Source::None, Some(buffer)),
-            Request::Write { payload: Payload::Given(buffer), fua, .. } => {
-                (Kind::Write, fua, Source::Buffer(Rc::new(buffer)), None)
-            }
-            Request::Write { payload: Payload::Lent(bytes), fua, .. } => {
-                let Some(mut buffer) = self.memory(bytes.len()) else {
-                    let error =
-                        IoError::new(ErrorKind::Retry, Code::NoMemory, "copying a write for the backing");
-                    return self.ready.push(Completion { tag, result: Err(error) });
-                };
-                buffer.bytes_mut().copy_from_slice(bytes);
-                (Kind::Write, fua, Source::Buffer(Rc::new(buffer)), None)
-            }
-            // What stays allocated is written, by whatever way is there.
-            Request::WriteZeroes { fua, may_unmap: false, fast_only: false, .. } => {
-                (Kind::Write, fua, Source::Zeroes, None)
-            }
-            Request::WriteZeroes { may_unmap: false, .. } => {
-                let error =
-                    IoError::new(ErrorKind::Operator, Code::NotSupported, "zeroing faster than by writing");
-                return self.ready.push(Completion { tag, result: Err(error) });
-            }
-            Request::WriteZeroes { fua, .. } | Request::Discard { fua, .. } => {
-                (Kind::Punch, fua, Source::None, None)
-            }
-            Request::Flush { .. } => (Kind::Flush, true, Source::None, None),
-        };
-        let wait = Wait::default();
-        let pending = Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait };
-        self.accept(reactor, route_kind, range, pending);
+        self.submit_waiting(reactor, request, Wait::default());
     }
 
     fn on_event(&mut self, reactor: &mut Reactor, event: Event) {
@@ -608,6 +611,10 @@ impl Layer for RoutedBacking {
 }
 
 impl Destage for RoutedBacking {
+    fn submit_destaged(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        self.submit_waiting(reactor, request, Wait::NONE);
+    }
+
     fn write_gather(
         &mut self,
         reactor: &mut Reactor,
@@ -619,7 +626,7 @@ impl Destage for RoutedBacking {
         let length: usize = pieces.iter().map(|piece| piece.1).sum();
         let (length, source) = (length as u64, Source::Gather(region, pieces));
         let kind = RequestKind::Write;
-        let (durable, buffer, wait) = (false, None, Wait::default());
+        let (durable, buffer, wait) = (false, None, Wait::NONE);
         let pending = Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait };
         self.accept(reactor, Kind::Write, (offset, offset + length), pending);
     }
