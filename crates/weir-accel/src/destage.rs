@@ -159,14 +159,6 @@ impl Destager {
         *waited |= *in_flight > 0;
         let mut turn = 0;
         while failed.is_none() && *in_flight < self.depth.depth() && lower.can_gather() {
-            let fits = match steps.front() {
-                None => break,
-                Some(Step::Write { .. }) => true,
-                Some(Step::Zero { length, .. }) => lower.has_room(RequestKind::WriteZeroes, *length),
-            };
-            if !fits {
-                break;
-            }
             match steps.pop_front() {
                 Some(Step::Write { offset, pieces }) => {
                     lower.write_gather(reactor, tag(), offset, Rc::clone(log.region()), pieces);
@@ -184,7 +176,7 @@ impl Destager {
                             fast_only: false,
                         }
                     };
-                    lower.submit(reactor, request);
+                    lower.submit_destaged(reactor, request);
                 }
                 None => break,
             }

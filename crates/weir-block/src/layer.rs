@@ -78,6 +78,12 @@ pub trait Destage: Layer {
         self.submit(reactor, request);
     }
 
+    /// A zero request or a discard of destage. As with [`Destage::write_gather`], it needs [`Destage::can_gather`] only, and a backing
+    /// whose volume is full answers at once: destage tries again itself.
+    fn submit_destaged(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        self.submit(reactor, request);
+    }
+
     /// Writes `pieces` (offset in `region`, length) one after the other as consecutive bytes of the disk from `offset`. Each
     /// piece starts at a multiple of 512 bytes in memory and its length is a multiple of the logical block; together they are
     /// inside the disk, not empty, and at most [`LayerInfo::max_transfer`] long.
@@ -134,6 +140,10 @@ impl<L: Destage + ?Sized> Destage for Box<L> {
 
     fn submit_direct(&mut self, reactor: &mut Reactor, request: Request<'_>) {
         (**self).submit_direct(reactor, request);
+    }
+
+    fn submit_destaged(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        (**self).submit_destaged(reactor, request);
     }
 
     fn write_gather(

@@ -154,6 +154,12 @@ impl<L: Destage, O: Observe> Destage for Metered<L, O> {
         self.inner.submit_direct(reactor, request);
     }
 
+    fn submit_destaged(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
+        let tag = self.arrive(reactor.now(), request.tag(), request.kind(), request.range());
+        request.set_tag(tag);
+        self.inner.submit_destaged(reactor, request);
+    }
+
     fn write_gather(
         &mut self,
         reactor: &mut Reactor,

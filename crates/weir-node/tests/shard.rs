@@ -408,6 +408,53 @@ fn write_across_blocks(socket: &mut std::os::unix::net::UnixStream, cookie: u64)
     Ok(u32::from_be_bytes([reply[4], reply[5], reply[6], reply[7]]))
 }
 
+/// A small filesystem in memory, without any space left; unmounted on drop.
+struct FullFilesystem(PathBuf);
+
+impl FullFilesystem {
+    /// `None` where nothing can be mounted.
+    fn mount(path: PathBuf) -> Option<FullFilesystem> {
+        std::fs::create_dir(&path).unwrap();
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "size=1m", "weir-test"]).arg(&path);
+        if !mount.status().is_ok_and(|status| status.success()) {
+            eprintln!("skipped: may not mount here");
+            return None;
+        }
+        let full = FullFilesystem(path);
+        let mut filler = File::create(full.0.join("filler")).unwrap();
+        while filler.write_all(&[1; 4096]).is_ok() {}
+        Some(full)
+    }
+}
+
+impl Drop for FullFilesystem {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_closes_does_not_wait_for_space() {
+    let rig = Rig::new();
+    let Some(full) = FullFilesystem::mount(rig.path("full")) else { return };
+    let mut disk = rig.disk("disk");
+    let path = full.0.join("disk");
+    File::create(&path).unwrap().set_len(SIZE).unwrap();
+    disk.backing = BackingKind::Path(path);
+    // Write-through: what clients write does not go by the log.
+    (disk.configuration.write_back, disk.configuration.wanted_replicas) = (false, None);
+    rig.begin(disk).await.await.unwrap().unwrap();
+    let (mut socket, client) = plain_client();
+    rig.shards.send("", Command::Attach { disk: "disk".into(), client: Box::new(client) }).await;
+    let write = tokio::task::spawn_blocking(move || write_across_blocks(&mut socket, 1));
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    assert!(!write.is_finished(), "it waits");
+    tokio::time::timeout(Duration::from_secs(5), rig.close("disk")).await.expect("it closes").unwrap();
+    assert_eq!(write.await.unwrap().unwrap(), weir_nbd::protocol::error::ESHUTDOWN);
+    rig.stop().await;
+}
+
 /// P2: who followed a disk may have kept its connection, or have connected just before it stopped to follow.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_former_follower_reaches_the_disk_neither_on_an_old_connection_nor_on_a_new_one() {

@@ -4,13 +4,15 @@
 mod common;
 
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use common::{LoopDevice, Mount, Shard, done, options, reactor, run, scratch, scratch_in_memory};
 use weir_block::buffer::LARGEST;
 use weir_block::{
-    Code, Destage, Engine, ErrorKind, ExtentState, Layer, Nanos, Outcome, Payload, Reactor, ReactorConfig,
-    Region, Request, RequestKind, Tag,
+    Code, Completion, Destage, Engine, ErrorKind, ExtentState, Layer, Nanos, Outcome, Payload, Reactor,
+    ReactorConfig, Region, Request, RequestKind, Tag,
 };
 use weir_volume::{BackingOptions, DirVolume, EngineChoice, FileBacking, StorageKind, VolumeError};
 
@@ -84,6 +86,110 @@ fn a_full_memory_filesystem_is_reported_and_recovers() {
     assert!(shard.read(0, 3 * MIB as usize).unwrap().iter().all(|&byte| byte == 2));
     drop(shard);
     run(std::process::Command::new("umount").arg(directory.path()));
+}
+
+/// A filesystem with no space left, and a disk on it, where writes wait for `wait`.
+fn full_disk(engine: Engine, wait: Duration, choice: EngineChoice) -> Option<(Mount, Shard)> {
+    let mount = Mount::new("mkfs.ext4", 24 << 20)?;
+    let volume = DirVolume::open(&mount.path).unwrap();
+    volume.create_disk("big", 64 * MIB).unwrap();
+    let options = BackingOptions { full_volume_wait: wait, engine: choice, ..BackingOptions::default() };
+    let shard = Shard::new(reactor(engine), &volume.disk_path("big").unwrap(), &options);
+    let mut filler = std::fs::File::create(mount.path.join("filler")).unwrap();
+    for piece in [1 << 20, 4096] {
+        while std::io::Write::write_all(&mut filler, &vec![1; piece]).is_ok() {}
+    }
+    filler.sync_all().unwrap();
+    Some((mount, shard))
+}
+
+/// Turns until nothing is in flight, or until `limit` is over.
+fn answers_within(shard: &mut Shard, limit: Duration) -> Vec<Completion> {
+    let end = Nanos::now() + limit;
+    while shard.backing.in_flight() > 0 && Nanos::now() < end {
+        shard.turn();
+    }
+    std::mem::take(&mut shard.done)
+}
+
+fn submit_writes(shard: &mut Shard, tags: std::ops::Range<u64>, fua: bool) {
+    let bytes = vec![7; 64 << 10];
+    for tag in tags {
+        let (tag, offset) = (Tag(tag), tag * MIB);
+        shard.submit(Request::Write { tag, offset, payload: Payload::Lent(&bytes), fua });
+    }
+}
+
+#[test]
+fn nothing_waits_for_space_after_the_end_of_all_waits() {
+    for engine in [Engine::Uring, Engine::Epoll] {
+        let Some((_mount, mut shard)) = full_disk(engine, Duration::from_secs(3), EngineChoice::Auto) else {
+            return;
+        };
+        submit_writes(&mut shard, 0..4, false);
+        while shard.reactor.files_in_flight() > 0 {
+            shard.turn();
+        }
+        assert_eq!((shard.backing.in_flight(), shard.done.len()), (4, 0), "they wait");
+        submit_writes(&mut shard, 4..12, false);
+        let (length, fua) = (MIB, false);
+        let (may_unmap, fast_only) = (false, false);
+        let offset = 20 * MIB;
+        shard.submit(Request::WriteZeroes { tag: Tag(12), offset, length, fua, may_unmap, fast_only });
+        shard.backing.stop_waiting();
+        let answers = answers_within(&mut shard, Duration::from_millis(1500));
+        assert_eq!(answers.len(), 13, "those whose results came later, too");
+        let codes = answers.into_iter().map(|answer| answer.result.unwrap_err().code);
+        assert!(codes.into_iter().all(|code| code == Code::ShuttingDown));
+    }
+}
+
+#[test]
+fn what_destage_zeroes_does_not_wait_for_space() {
+    let wait = Duration::from_secs(5);
+    let Some((_mount, mut shard)) = full_disk(Engine::Auto, wait, EngineChoice::Auto) else { return };
+    let (offset, length, fua, may_unmap, fast_only) = (4 * MIB, MIB, false, false, false);
+    let zero = |tag| Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only };
+    shard.submit(zero(Tag(1)));
+    shard.backing.submit_destaged(&mut shard.reactor, zero(Tag(2)));
+    let answers = answers_within(&mut shard, Duration::from_millis(1500));
+    assert_eq!(answers.iter().map(|answer| answer.tag).collect::<Vec<_>>(), [Tag(2)]);
+    assert!(answers.into_iter().all(|answer| answer.result.unwrap_err().code == Code::NoSpace));
+    assert_eq!(shard.backing.in_flight(), 1, "the client's waits");
+    let discard = Request::Discard { tag: Tag(3), offset: 0, length: MIB, fua: false };
+    shard.backing.submit_destaged(&mut shard.reactor, discard);
+    let answers = answers_within(&mut shard, Duration::from_millis(100));
+    assert!(answers.len() == 1 && answers[0].result.is_ok());
+    shard.backing.stop_waiting();
+    assert_eq!(shard.drain().len(), 1);
+}
+
+#[test]
+fn without_the_right_to_write_the_wait_for_space_ends_in_time() {
+    let wait = Duration::from_secs(3);
+    let Some((_mount, mut shard)) = full_disk(Engine::Auto, wait, EngineChoice::Auto) else { return };
+    let until = Arc::new(AtomicU64::new((Nanos::now() + Duration::from_secs(1)).0));
+    shard.reactor.guard(shard.backing.owner(), &until);
+    submit_writes(&mut shard, 0..3, false);
+    let answers = answers_within(&mut shard, wait + Duration::from_secs(2));
+    assert_eq!(answers.len(), 3);
+    assert!(answers.into_iter().all(|answer| answer.result.unwrap_err().code == Code::NoSpace));
+}
+
+#[test]
+fn a_durable_write_that_fails_in_the_page_cache_may_report_an_earlier_one() {
+    let wait = Duration::from_secs(3);
+    let Some((mount, mut shard)) = full_disk(Engine::Auto, wait, EngineChoice::Inline) else { return };
+    assert!(!shard.backing.is_direct());
+    submit_writes(&mut shard, 0..1, true);
+    let answers = answers_within(&mut shard, Duration::from_secs(1));
+    assert_eq!(answers.len(), 1, "it does not wait");
+    let code =
+        |result: Result<Outcome, _>| result.map_err(|error: weir_block::IoError| error.code).unwrap_err();
+    answers.into_iter().for_each(|answer| assert_eq!(code(answer.result), Code::NoSpace));
+    std::fs::remove_file(mount.path.join("filler")).unwrap();
+    assert_eq!(shard.flush().unwrap_err().code, Code::NoSpace, "what was lost may be another write's");
+    shard.write(0, &[1; 4096]).unwrap();
 }
 
 #[test]

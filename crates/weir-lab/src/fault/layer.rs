@@ -61,8 +61,11 @@ struct Pending<L> {
 /// How a destaging layer submits pieces of a region: known where they come in, needed where they go on.
 type WriteGather<L> = fn(&mut L, &mut Reactor, Tag, u64, Rc<Region>, Vec<(usize, usize)>);
 
+/// As above, how it submits a request.
+type Submit<L> = fn(&mut L, &mut Reactor, Request<'_>);
+
 enum Body<L> {
-    Request(Request<'static>),
+    Request { submit: Submit<L>, request: Request<'static> },
     Gather { write: WriteGather<L>, offset: u64, region: Rc<Region>, pieces: Vec<(usize, usize)> },
 }
 
@@ -100,6 +103,15 @@ impl<L: Layer, T: Timing> Held<L, T> {
 
     fn fail(&mut self, tag: Tag, code: Code, context: &'static str) {
         self.failed.push(Completion { tag, result: Err(IoError::new(ErrorKind::Retry, code, context)) });
+    }
+
+    fn hold_request(&mut self, reactor: &mut Reactor, request: Request<'_>, submit: Submit<L>) {
+        let (tag, kind, range) = (request.tag(), request.kind(), request.range());
+        match request.into_owned(&self.pool) {
+            Ok(request) => self.hold(tag, kind, range, Body::Request { submit, request }),
+            Err(_) => self.fail(tag, Code::NoMemory, "holding a write"),
+        }
+        self.pass_on(reactor);
     }
 
     /// Takes the layer below's answers: ours by their keys, others' as they are.
@@ -146,9 +158,9 @@ impl<L: Layer, T: Timing> Held<L, T> {
         self.given = true;
         let tag = Tag(OURS | key as u64);
         match pending.body.take() {
-            Some(Body::Request(mut request)) => {
+            Some(Body::Request { submit, mut request }) => {
                 request.set_tag(tag);
-                self.inner.submit(reactor, request);
+                submit(&mut self.inner, reactor, request);
             }
             Some(Body::Gather { write, offset, region, pieces }) => {
                 write(&mut self.inner, reactor, tag, offset, region, pieces);
@@ -173,12 +185,7 @@ impl<L: Layer, T: Timing> Layer for Held<L, T> {
     }
 
     fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
-        let (tag, kind, range) = (request.tag(), request.kind(), request.range());
-        match request.into_owned(&self.pool) {
-            Ok(request) => self.hold(tag, kind, range, Body::Request(request)),
-            Err(_) => self.fail(tag, Code::NoMemory, "holding a write"),
-        }
-        self.pass_on(reactor);
+        self.hold_request(reactor, request, L::submit);
     }
 
     fn on_event(&mut self, reactor: &mut Reactor, event: Event) {
@@ -221,6 +228,10 @@ impl<L: Destage, T: Timing> Destage for Held<L, T> {
                 self.inner.submit_direct(reactor, request);
             }
         }
+    }
+
+    fn submit_destaged(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        self.hold_request(reactor, request, L::submit_destaged);
     }
 
     fn write_gather(

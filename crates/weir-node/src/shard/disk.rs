@@ -582,6 +582,8 @@ impl Disk {
                 }
                 self.exports.close();
                 self.accel().close();
+                // Its clients leave, and nothing but destage is to hold up its end.
+                self.backing().stop_waiting();
                 self.stop_load();
                 self.life = Life::Closing(vec![done]);
             }

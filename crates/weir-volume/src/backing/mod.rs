@@ -69,12 +69,11 @@ enum Step {
     Extents,
 }
 
-/// A write, to be done again if there is no space. `keeps`: its bytes come back with the error; what destage writes, it writes again itself.
+/// A write, to be done again if there is no space, unless its failure may be an earlier one's.
 #[derive(Clone, Copy)]
 struct Write {
     offset: u64,
     fua: bool,
-    keeps: bool,
     wait: Wait,
 }
 
@@ -107,7 +106,7 @@ pub struct FileBacking {
     pool: BufferPool,
     /// Reserve for writes when the shard's buffers are exhausted, perhaps by requests that wait for this layer.
     reserve: BufferPool,
-    /// A sync failed and the page cache may have dropped dirty pages: every later flush fails (P8).
+    /// A sync or a durable write failed, and the page cache may have dropped dirty pages: every later flush fails (P8).
     lost: Option<i32>,
     space: SpaceWait<Waiting>,
 }
@@ -229,14 +228,13 @@ impl FileBacking {
         self.space.lacks_space(now)
     }
 
-    /// What waits for space gets an error now: the disk is another node's, or closed.
+    /// What waits for space, or finds none from now on, gets an error: the disk is another node's, or closed.
     pub fn stop_waiting(&mut self) {
         let slots = self.space.give_up().map(|waiting| match waiting {
             Waiting::Write { slot, .. } | Waiting::Zero { slot } => slot,
         });
         for slot in slots.collect::<Vec<_>>() {
-            let error = IoError::new(ErrorKind::Retry, Code::ShuttingDown, "waiting for space");
-            self.finish(slot, Err(error));
+            self.finish(slot, Err(self.space.reason(no_space_error())));
         }
     }
 
@@ -263,8 +261,9 @@ impl FileBacking {
         }
     }
 
-    fn write(&mut self, reactor: &mut Reactor, tag: Tag, offset: u64, payload: Payload<'_>, fua: bool) {
-        let slot = self.take(tag, Step::Write(Write { offset, fua, keeps: true, wait: Wait::default() }));
+    fn write(&mut self, reactor: &mut Reactor, tag: Tag, payload: Payload<'_>, write: Write) {
+        let Write { offset, fua, .. } = write;
+        let slot = self.take(tag, Step::Write(write));
         let engine = match (&mut self.engine, &payload) {
             (Engine::Sync(_), payload) => return self.write_inline(slot, offset, payload.bytes(), fua),
             (Engine::Uring(engine), _) => engine,
@@ -302,16 +301,22 @@ impl FileBacking {
         if let Some(Waiting::Write { slot, .. } | Waiting::Zero { slot }) =
             self.space.refused(now, wait, waiting)
         {
-            self.finish(slot, Err(error));
+            self.finish(slot, Err(self.space.reason(error)));
         }
+    }
+
+    /// Whether the storage has fewer requests than the depth.
+    fn has_depth(&self) -> bool {
+        self.in_flight() - self.space.len() < self.depth
     }
 
     /// Tries again what waits for space. A process without the right to write must not (P2, P4).
     fn retry_full(&mut self, reactor: &mut Reactor) {
         let now = reactor.now();
-        while let Some((wait, waiting)) = self.space.retry(now) {
+        while let Some((wait, waiting)) = self.space.retry(now, self.has_depth()) {
             if !reactor.may_write(self.owner) {
-                return self.space.put_back(now, wait, waiting);
+                self.no_space(now, wait, waiting, no_space_error());
+                continue;
             }
             match waiting {
                 Waiting::Zero { slot } => {
@@ -367,9 +372,31 @@ impl FileBacking {
         }
     }
 
-    fn zero(&mut self, reactor: &mut Reactor, tag: Tag, job: ZeroJob) {
-        let slot = self.take(tag, Step::Zero(job, Wait::default()));
-        self.zero_next(reactor, slot, job, Wait::default());
+    fn zero(&mut self, reactor: &mut Reactor, tag: Tag, job: ZeroJob, wait: Wait) {
+        let slot = self.take(tag, Step::Zero(job, wait));
+        self.zero_next(reactor, slot, job, wait);
+    }
+
+    fn submit_waiting(&mut self, reactor: &mut Reactor, request: Request<'_>, wait: Wait) {
+        if request.kind().changes_data() && !self.info.writable {
+            let error =
+                IoError::new(ErrorKind::Operator, Code::ReadOnly, "the disk is open for reading only");
+            return self.answer(request.tag(), Err(error));
+        }
+        match request {
+            Request::Read { tag, offset, buffer } => self.read(reactor, tag, offset, buffer),
+            Request::Write { tag, offset, payload, fua } => {
+                self.write(reactor, tag, payload, Write { offset, fua, wait })
+            }
+            Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only } => {
+                self.zero(reactor, tag, zero_job(offset, length, fua, may_unmap, fast_only), wait);
+            }
+            Request::Discard { tag, offset, length, fua } => {
+                self.zero(reactor, tag, zero_job(offset, length, fua, true, false), wait);
+            }
+            Request::Flush { tag } => self.flush(tag),
+            Request::Extents { tag, offset, length } => self.extents(reactor, tag, offset, length),
+        }
     }
 
     /// Starts the next piece of a zero request, or completes it.
@@ -415,7 +442,7 @@ impl FileBacking {
         match result {
             Ok(_) => {
                 job.next = job.started;
-                self.space.answered(std::mem::take(&mut wait), reactor.now());
+                self.space.answered(&mut wait);
             }
             Err(libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY) if job.method != Method::Write => {
                 self.methods.rule_out(job.method);
@@ -427,7 +454,7 @@ impl FileBacking {
                 if is_full(&error) {
                     return self.no_space(reactor.now(), wait, Waiting::Zero { slot }, error);
                 }
-                self.space.answered(wait, reactor.now());
+                self.space.answered(&mut wait);
                 return self.finish(slot, Err(error));
             }
         }
@@ -436,16 +463,22 @@ impl FileBacking {
 
     fn sync_finished(&mut self, result: Result<u64, i32>) {
         let mut flushes = std::mem::take(&mut self.flushes);
-        // The kernel reports a failed write-back once, then drops the error and the data. Direct writes are not in the page
-        // cache: there the next sync is reliable.
-        if let (Err(errno), false) = (result, self.direct) {
-            self.lost = Some(errno);
+        if let Err(errno) = result {
+            self.may_be_lost(errno);
         }
         for slot in flushes.finish() {
             let result = result.map_err(|errno| IoError::from_errno(errno, "syncing the backing"));
             self.finish(slot, result.map(|_| Outcome::Done));
         }
         self.flushes = flushes;
+    }
+
+    /// A sync, or a durable write, has failed. The kernel reports a failed write-back once, then drops the error and the data: it may be
+    /// that of an earlier write. Direct writes are not in the page cache: there the next sync is reliable.
+    fn may_be_lost(&mut self, errno: i32) {
+        if !self.direct {
+            self.lost = Some(errno);
+        }
     }
 
     fn finished(&mut self, reactor: &mut Reactor, finished: Finished) {
@@ -465,16 +498,21 @@ impl FileBacking {
                 });
                 self.finish(slot, outcome);
             }
-            Step::Write(write) => {
+            Step::Write(mut write) => {
+                // Nothing of a file in memory is written back.
+                let syncs = write.fua && !self.direct && self.storage_kind != StorageKind::Memory;
+                if let (Err(errno), true) = (result, syncs) {
+                    self.may_be_lost(errno);
+                }
                 let written = result.map_err(|errno| IoError::from_errno(errno, "writing the backing"));
                 match (written, buffer) {
-                    (Err(error), Some(buffer)) if is_full(&error) && write.keeps => {
+                    (Err(error), Some(buffer)) if is_full(&error) && !syncs => {
                         let waiting = Waiting::Write { slot, buffer };
                         return self.no_space(reactor.now(), write.wait, waiting, error);
                     }
                     _ => {}
                 }
-                self.space.answered(write.wait, reactor.now());
+                self.space.answered(&mut write.wait);
                 self.finish(slot, written.map(|_| Outcome::Done));
             }
             Step::Zero(job, wait) => self.zero_finished(reactor, slot, (job, wait), result),
@@ -503,7 +541,7 @@ impl Layer for FileBacking {
     fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
         let waiting = self.space.len();
         // Reads go on beside what waits for space.
-        if self.in_flight() - waiting >= self.depth || kind.changes_data() && waiting >= self.depth {
+        if !self.has_depth() || kind.changes_data() && waiting >= self.depth {
             return false;
         }
         let copies = kind == RequestKind::Write && matches!(self.engine, Engine::Uring(_));
@@ -512,23 +550,7 @@ impl Layer for FileBacking {
     }
 
     fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
-        if request.kind().changes_data() && !self.info.writable {
-            let error =
-                IoError::new(ErrorKind::Operator, Code::ReadOnly, "the disk is open for reading only");
-            return self.answer(request.tag(), Err(error));
-        }
-        match request {
-            Request::Read { tag, offset, buffer } => self.read(reactor, tag, offset, buffer),
-            Request::Write { tag, offset, payload, fua } => self.write(reactor, tag, offset, payload, fua),
-            Request::WriteZeroes { tag, offset, length, fua, may_unmap, fast_only } => {
-                self.zero(reactor, tag, zero_job(offset, length, fua, may_unmap, fast_only));
-            }
-            Request::Discard { tag, offset, length, fua } => {
-                self.zero(reactor, tag, zero_job(offset, length, fua, true, false));
-            }
-            Request::Flush { tag } => self.flush(tag),
-            Request::Extents { tag, offset, length } => self.extents(reactor, tag, offset, length),
-        }
+        self.submit_waiting(reactor, request, Wait::default());
     }
 
     fn on_event(&mut self, reactor: &mut Reactor, event: Event) {
@@ -563,7 +585,7 @@ impl Layer for FileBacking {
         match &self.engine {
             Engine::Sync(engine) if !engine.finished.is_empty() => Nanos(0),
             _ if !self.ready.is_empty() => Nanos(0),
-            _ => self.space.deadline(),
+            _ => self.space.deadline(self.has_depth()),
         }
     }
 
@@ -575,6 +597,10 @@ impl Layer for FileBacking {
 }
 
 impl Destage for FileBacking {
+    fn submit_destaged(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        self.submit_waiting(reactor, request, Wait::NONE);
+    }
+
     fn write_gather(
         &mut self,
         reactor: &mut Reactor,
@@ -588,7 +614,7 @@ impl Destage for FileBacking {
                 IoError::new(ErrorKind::Operator, Code::ReadOnly, "the disk is open for reading only");
             return self.answer(tag, Err(error));
         }
-        let write = Write { offset, fua: false, keeps: false, wait: Wait::default() };
+        let write = Write { offset, fua: false, wait: Wait::NONE };
         let slot = self.take(tag, Step::Write(write));
         let source = WriteSource::Gather(region, pieces);
         match &mut self.engine {
@@ -602,6 +628,10 @@ fn extents_outcome(found: Result<Vec<Extent>, i32>) -> Result<Outcome, IoError> 
     found
         .map(Outcome::Extents)
         .map_err(|errno| IoError::from_errno(errno, "looking up extents of the backing"))
+}
+
+fn no_space_error() -> IoError {
+    IoError::from_errno(libc::ENOSPC, "writing the backing")
 }
 
 fn zero_job(offset: u64, length: u64, fua: bool, may_unmap: bool, fast_only: bool) -> ZeroJob {

@@ -235,18 +235,18 @@ impl RoutedBacking {
         let error = IoError::new(ErrorKind::Retry, Code::ShuttingDown, "a disk of a shared volume");
         self.step(reactor, router::Event::Abandon(error));
         self.refuse_held(reactor);
-        self.stop_waiting_for_space(error);
+        self.stop_waiting();
     }
 
-    fn stop_waiting_for_space(&mut self, error: IoError) {
-        let given_up = self.space.give_up().map(|Pending { tag, .. }| Completion { tag, result: Err(error) });
-        self.ready.extend(given_up);
+    /// Whether fewer requests than the depth are under way.
+    fn has_depth(&self) -> bool {
+        self.in_flight() - self.space.len() < self.depth
     }
 
     /// Tries again what waits for space; without the right, what it becomes is held back.
     fn retry_full(&mut self, reactor: &mut Reactor) {
         let now = reactor.now();
-        while let Some((wait, pending)) = self.space.retry(now) {
+        while let Some((wait, pending)) = self.space.retry(now, self.has_depth()) {
             let range = (pending.offset, pending.offset + pending.length);
             self.accept(reactor, Kind::Write, range, Pending { wait, ..pending });
         }
@@ -450,6 +450,42 @@ impl RoutedBacking {
         self.ready.push(Completion { tag, result: Ok(Outcome::Extents(all)) });
     }
 
+    fn submit_waiting(&mut self, reactor: &mut Reactor, request: Request<'_>, wait: Wait) {
+        let (offset, length) = request.range();
+        let (kind, tag, range) = (request.kind(), request.tag(), (offset, offset + length));
+        let (route_kind, durable, source, buffer) = match request {
+            Request::Extents { offset, length, .. } => return self.extents(tag, offset, length),
+            Request::Read { buffer, .. } => (Kind::Read, false, Source::None, Some(buffer)),
+            Request::Write { payload: Payload::Given(buffer), fua, .. } => {
+                (Kind::Write, fua, Source::Buffer(Rc::new(buffer)), None)
+            }
+            Request::Write { payload: Payload::Lent(bytes), fua, .. } => {
+                let Some(mut buffer) = self.memory(bytes.len()) else {
+                    let error =
+                        IoError::new(ErrorKind::Retry, Code::NoMemory, "copying a write for the backing");
+                    return self.ready.push(Completion { tag, result: Err(error) });
+                };
+                buffer.bytes_mut().copy_from_slice(bytes);
+                (Kind::Write, fua, Source::Buffer(Rc::new(buffer)), None)
+            }
+            // What stays allocated is written, by whatever way is there.
+            Request::WriteZeroes { fua, may_unmap: false, fast_only: false, .. } => {
+                (Kind::Write, fua, Source::Zeroes, None)
+            }
+            Request::WriteZeroes { may_unmap: false, .. } => {
+                let error =
+                    IoError::new(ErrorKind::Operator, Code::NotSupported, "zeroing faster than by writing");
+                return self.ready.push(Completion { tag, result: Err(error) });
+            }
+            Request::WriteZeroes { fua, .. } | Request::Discard { fua, .. } => {
+                (Kind::Punch, fua, Source::None, None)
+            }
+            Request::Flush { .. } => (Kind::Flush, true, Source::None, None),
+        };
+        let pending = Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait };
+        self.accept(reactor, route_kind, range, pending);
+    }
+
     fn accept(&mut self, reactor: &mut Reactor, kind: Kind, range: router::Range, pending: Pending) {
         self.serial = self.serial.wrapping_add(1);
         let slot = self.pending.insert(pending);
@@ -468,23 +504,18 @@ impl RoutedBacking {
         self.pending.get_mut(id as u32 as usize).filter(|pending| pending.id == id)
     }
 
-    fn done(&mut self, reactor: &Reactor, id: u64, result: Result<(), IoError>) {
+    fn done(&mut self, reactor: &Reactor, id: u64, mut result: Result<(), IoError>) {
         if self.request(id).is_none() {
             return;
         }
-        let (now, pending) = (reactor.now(), self.pending.remove(id as u32 as usize));
-        let wait = pending.wait;
-        let is_refused = result.is_err_and(|error| is_full(&error)) && pending.waits_for_space();
-        let pending = match is_refused && !self.abandoned {
-            true => match self.space.refused(now, wait, pending) {
-                Some(pending) => pending,
-                None => return,
-            },
-            false => {
-                self.space.answered(wait, now);
-                pending
+        let mut pending = self.pending.remove(id as u32 as usize);
+        match result {
+            Err(error) if is_full(&error) && pending.needs_space() => {
+                let Some(refused) = self.space.refused(reactor.now(), pending.wait, pending) else { return };
+                (pending, result) = (refused, Err(self.space.reason(error)));
             }
-        };
+            _ => self.space.answered(&mut pending.wait),
+        }
         let Pending { tag, buffer, .. } = pending;
         let outcome = |()| buffer.map_or(Outcome::Done, Outcome::Read);
         self.ready.push(Completion { tag, result: result.map(outcome) });
@@ -524,7 +555,7 @@ impl Layer for RoutedBacking {
     fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
         let waiting = self.space.len();
         // Reads go on beside what waits for space.
-        if self.in_flight() - waiting >= self.depth || kind.changes_data() && waiting >= self.depth {
+        if !self.has_depth() || kind.changes_data() && waiting >= self.depth {
             return false;
         }
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
@@ -532,40 +563,7 @@ impl Layer for RoutedBacking {
     }
 
     fn submit(&mut self, reactor: &mut Reactor, request: Request<'_>) {
-        let (offset, length) = request.range();
-        let (kind, tag, range) = (request.kind(), request.tag(), (offset, offset + length));
-        let (route_kind, durable, source, buffer) = match request {
-            Request::Extents { offset, length, .. } => return self.extents(tag, offset, length),
-            Request::Read { buffer, .. } => (Kind::Read, false, Source::None, Some(buffer)),
-            Request::Write { payload: Payload::Given(buffer), fua, .. } => {
-                (Kind::Write, fua, Source::Buffer(Rc::new(buffer)), None)
-            }
-            Request::Write { payload: Payload::Lent(bytes), fua, .. } => {
-                let Some(mut buffer) = self.memory(bytes.len()) else {
-                    let error =
-                        IoError::new(ErrorKind::Retry, Code::NoMemory, "copying a write for the backing");
-                    return self.ready.push(Completion { tag, result: Err(error) });
-                };
-                buffer.bytes_mut().copy_from_slice(bytes);
-                (Kind::Write, fua, Source::Buffer(Rc::new(buffer)), None)
-            }
-            // What stays allocated is written, by whatever way is there.
-            Request::WriteZeroes { fua, may_unmap: false, fast_only: false, .. } => {
-                (Kind::Write, fua, Source::Zeroes, None)
-            }
-            Request::WriteZeroes { may_unmap: false, .. } => {
-                let error =
-                    IoError::new(ErrorKind::Operator, Code::NotSupported, "zeroing faster than by writing");
-                return self.ready.push(Completion { tag, result: Err(error) });
-            }
-            Request::WriteZeroes { fua, .. } | Request::Discard { fua, .. } => {
-                (Kind::Punch, fua, Source::None, None)
-            }
-            Request::Flush { .. } => (Kind::Flush, true, Source::None, None),
-        };
-        let wait = Wait::default();
-        let pending = Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait };
-        self.accept(reactor, route_kind, range, pending);
+        self.submit_waiting(reactor, request, Wait::default());
     }
 
     fn on_event(&mut self, reactor: &mut Reactor, event: Event) {
@@ -602,7 +600,7 @@ impl Layer for RoutedBacking {
         let ask = if self.link.is_there() || self.abandoned { Nanos::NEVER } else { self.ask_at };
         let more = if self.link.has_more() { self.more_at } else { Nanos::NEVER };
         let overdue = if self.abandoned { Nanos::NEVER } else { self.overdue_at };
-        probe.min(self.retry_at).min(ask).min(more).min(overdue).min(self.space.deadline())
+        probe.min(self.retry_at).min(ask).min(more).min(overdue).min(self.space.deadline(self.has_depth()))
     }
 
     fn in_flight(&self) -> usize {
@@ -613,6 +611,10 @@ impl Layer for RoutedBacking {
 }
 
 impl Destage for RoutedBacking {
+    fn submit_destaged(&mut self, reactor: &mut Reactor, request: Request<'_>) {
+        self.submit_waiting(reactor, request, Wait::NONE);
+    }
+
     fn write_gather(
         &mut self,
         reactor: &mut Reactor,
@@ -624,7 +626,7 @@ impl Destage for RoutedBacking {
         let length: usize = pieces.iter().map(|piece| piece.1).sum();
         let (length, source) = (length as u64, Source::Gather(region, pieces));
         let kind = RequestKind::Write;
-        let (durable, buffer, wait) = (false, None, Wait::default());
+        let (durable, buffer, wait) = (false, None, Wait::NONE);
         let pending = Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait };
         self.accept(reactor, Kind::Write, (offset, offset + length), pending);
     }
@@ -645,7 +647,9 @@ impl Backing for RoutedBacking {
     }
 
     fn stop_waiting(&mut self) {
-        self.stop_waiting_for_space(IoError::new(ErrorKind::Retry, Code::ShuttingDown, "waiting for space"));
+        let tags: Vec<Tag> = self.space.give_up().map(|pending| pending.tag).collect();
+        let error = self.space.reason(IoError::from_errno(libc::ENOSPC, "writing to a full volume"));
+        self.ready.extend(tags.into_iter().map(|tag| Completion { tag, result: Err(error) }));
     }
 
     fn shared(&mut self) -> Option<&mut dyn SharedDisk> {

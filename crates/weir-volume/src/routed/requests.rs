@@ -45,10 +45,9 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Whether it waits if the volume is full: what destage writes, it writes again itself, and a punch needs hardly any.
-    pub fn waits_for_space(&self) -> bool {
-        self.kind == RequestKind::Write && !matches!(self.source, Source::Gather(..))
-            || matches!(self.source, Source::Zeroes)
+    /// Whether it needs space on the volume: a punch needs hardly any.
+    pub fn needs_space(&self) -> bool {
+        !matches!(self.source, Source::None)
     }
 
     /// The bytes of a part of a write, for the reactor.
