@@ -451,7 +451,11 @@ async fn a_disk_that_closes_does_not_wait_for_space() {
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert!(!write.is_finished(), "it waits");
     tokio::time::timeout(Duration::from_secs(5), rig.close("disk")).await.expect("it closes").unwrap();
-    assert_eq!(write.await.unwrap().unwrap(), weir_nbd::protocol::error::ESHUTDOWN);
+    let answer = write.await.unwrap();
+    assert!(
+        answer.is_err(),
+        "{answer:?}: an error would be the guest's; without an answer it asks the next node"
+    );
     rig.stop().await;
 }
 

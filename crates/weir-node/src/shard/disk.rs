@@ -571,8 +571,14 @@ impl Disk {
         layers.min(load).min(recording).min(self.barrier.deadline())
     }
 
-    /// Begins to close: clients are answered and disconnected, everything is destaged.
-    pub fn close(&mut self, done: oneshot::Sender<Result<(), String>>) {
+    /// Begins to close: clients are answered and disconnected, everything is destaged. On a full volume clients are disconnected without
+    /// answers: a write that waits for space waits on wherever the disk is open next, and an error here would be its guest's.
+    pub fn close(
+        &mut self,
+        reactor: &mut Reactor,
+        workspace: &mut Workspace,
+        done: oneshot::Sender<Result<(), String>>,
+    ) {
         match &mut self.life {
             Life::Closing(waiting) => waiting.push(done),
             Life::Releasing(_) => answer(done, Err("the disk belongs to another node now".into())),
@@ -580,9 +586,12 @@ impl Disk {
                 if self.barrier.end(self.top.accel_mut().inner_mut()) && !self.held_for_move {
                     self.exports.resume();
                 }
-                self.exports.close();
+                match self.lacks_space(reactor.now()) {
+                    true => self.exports.abort(reactor, workspace),
+                    false => self.exports.close(),
+                }
                 self.accel().close();
-                // Its clients leave, and nothing but destage is to hold up its end.
+                // Nothing but destage is to hold up the end.
                 self.backing().stop_waiting();
                 self.stop_load();
                 self.life = Life::Closing(vec![done]);

@@ -518,7 +518,7 @@ impl Turning {
     fn close(&mut self, disk: &str, done: oneshot::Sender<Result<(), String>>) {
         self.stop_opening(Some(disk), "the disk is closed again");
         let Some(slot) = self.slot_of(disk) else { return answer(done, Ok(())) };
-        self.disks[slot].close(done);
+        self.disks[slot].close(&mut self.reactor, &mut self.workspace, done);
     }
 
     /// The states of the disks here, served and replicated.
@@ -536,7 +536,7 @@ impl Turning {
         self.stop_opening(None, "the node is stopping");
         for (_, disk) in &mut self.disks {
             disk.touch();
-            disk.close(oneshot::channel().0);
+            disk.close(&mut self.reactor, &mut self.workspace, oneshot::channel().0);
         }
     }
 
