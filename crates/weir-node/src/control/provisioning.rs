@@ -334,7 +334,9 @@ pub async fn check_former(node: &Node, record: &DiskRecord) -> Result<(), ApiErr
         return Ok(());
     }
     let message = format!("former owners of disk {name} may still write to its blocks on the LUN");
-    let hint = format!("`weir disk export {name}` opens it; when it is closed again, it can be deleted");
+    let grace = node.config.lease.fence_grace;
+    let hint =
+        format!("`weir disk export {name}` opens it, and its owner finds out within {grace}: delete it then");
     Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))
 }
 

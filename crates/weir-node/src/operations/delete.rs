@@ -4,11 +4,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use weir_cluster::ownership;
-use weir_cluster::records::{DiskRecord, Mode, VolumeKind, keys};
+use weir_cluster::records::{DiskRecord, Mode, NodeRef, VolumeKind, keys};
 
 use super::imports::check_import;
 use super::{Answer, Operations, check_named, ownership_error};
-use crate::api::{ApiError, ApiErrorKind, Delete, Deleted, Snapshots};
+use crate::api::{ApiError, ApiErrorKind, Delete, Deleted, Export, Snapshots};
 use crate::control::change::read;
 use crate::control::decide::is_live;
 use crate::control::disk::Request;
@@ -61,6 +61,9 @@ impl Operations {
             self.check_coordinated(&record.volume).await?;
         }
         self.check_not_serving(&record).await?;
+        if !wanted.dry_run {
+            self.check_former(&record).await?;
+        }
         let place = self.node.place_of(&record).await;
         let place = place.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
         let path = PathBuf::from(place.backing.to_string());
@@ -89,6 +92,27 @@ impl Operations {
             self.remove(name, wanted.force).await?;
         }
         Ok(deleted)
+    }
+
+    /// Before the disk is closed for nothing: only an owner finds out that the I/O of former ones has ended. Nobody else opens a disk whose
+    /// import was cut off, so that this does.
+    async fn check_former(&self, record: &DiskRecord) -> Answer<()> {
+        let is_gone = |owner: &NodeRef| !is_live(&self.node.records.nodes.now(), owner);
+        let unowned = record.owner.as_ref().is_none_or(is_gone);
+        let was_cut_off = record.importing != 0 && unowned;
+        if record.former.is_empty() && !was_cut_off {
+            return Ok(());
+        }
+        let Err(refused) = provisioning::check_former(&self.node, record).await else { return Ok(()) };
+        if was_cut_off {
+            // What its log has of the image is not wanted.
+            let wanted = Export { accept_loss: self.by_node.is_none(), ..Export::default() };
+            self.open(&record.name, wanted).await?;
+        } else if unowned {
+            return Err(refused);
+        }
+        let grace = self.node.config.lease.fence_grace;
+        Err(refused.hint(format!("{} is open, and finds out within {grace}: delete it then", record.name)))
     }
 
     /// Before its clients lose it for nothing. In a directory, whoever removes the file looks again; on a LUN, a later coordinator

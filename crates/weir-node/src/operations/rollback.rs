@@ -36,6 +36,7 @@ impl Operations {
             return self.forward_within(ROLLBACK, &owner, disk, "rollback", Some(&wanted)).await;
         }
         let was_open = self.check_not_used(&record).await?;
+        self.check_no_former(&record)?;
         let answer = RolledBack {
             disk: disk.to_owned(),
             snapshot: wanted.snapshot.clone(),
@@ -98,6 +99,20 @@ impl Operations {
                 .hint("shut the guest down, or disconnect the disk from it"));
         }
         Ok(true)
+    }
+
+    /// Before the disk is closed for nothing: it does not go back while another may write to it, and only an owner finds out.
+    fn check_no_former(&self, record: &DiskRecord) -> Answer<()> {
+        let Some(former) = record.former.first() else { return Ok(()) };
+        let (disk, grace) = (&record.name, self.node.config.lease.fence_grace);
+        let message = format!("disk {disk}: its former owner {} may still write to it", former.node);
+        let hint = match record.owner {
+            Some(_) => format!("nothing has changed; it is certain within {grace}: try again then"),
+            None => format!(
+                "`weir disk export {disk}` opens it, and its owner finds out within {grace}: try again then"
+            ),
+        };
+        Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))
     }
 
     async fn check_closed(&self, record: &DiskRecord) -> Answer<()> {

@@ -344,17 +344,14 @@ fn without_coordinator(view: DiskView) -> DiskView {
     DiskView { state: DiskStatus::DEGRADED.to_owned(), reason, ..view }
 }
 
-/// A disk whose import is not complete. With a client, that is the import.
+/// A disk whose import is not complete, and which nobody else can open. With a client, that is the import.
 fn importing(view: DiskView) -> DiskView {
-    if !["serving", "closed"].contains(&&*view.state) {
-        return view;
-    }
     let clients = view.detail.as_ref().map_or(0, |detail| detail.clients);
-    let reason = if clients > 0 {
-        String::new()
-    } else {
-        let (why, hint) = not_imported(&view.name);
-        format!("{why}; {hint}")
+    let (why, hint) = not_imported(&view.name);
+    let reason = match (clients, view.reason.as_str()) {
+        (0, "") => format!("{why}; {hint}"),
+        (0, trouble) => format!("{why}; {hint}; {trouble}"),
+        (_, trouble) => trouble.to_owned(),
     };
     DiskView { state: DiskView::IMPORTING.to_owned(), reason, ..view }
 }
