@@ -64,12 +64,7 @@ impl SharedFile {
     /// Shares `file` on this shard.
     #[must_use]
     pub fn new(file: File) -> SharedFile {
-        SharedFile::of(Descriptor {
-            number: file.as_raw_fd(),
-            file: Some(file),
-            offloaded: false,
-            waits_for_rotation: false,
-        })
+        SharedFile::on_disk(file, false)
     }
 
     /// As [`SharedFile::new`]; `waits_for_rotation`: on a disk with a mechanism and no write cache. The kernel merges contiguous requests that

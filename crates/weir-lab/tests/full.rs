@@ -87,7 +87,7 @@ fn await_space(bench: &Bench) {
     await_some(SOON, space, || format!("{:?}{}", volume(bench), bench.logs()));
 }
 
-/// What an operator reads.
+/// The output of `weir volume show`.
 fn shown(bench: &Bench) -> String {
     let mut command = Command::new(program());
     let output = command.arg("--lab").arg(bench.lab.dir()).args(["volume", "show", "pool"]).output().unwrap();
@@ -156,7 +156,7 @@ fn await_progress(bench: &Bench, progress: &Progress) -> Duration {
     Nanos::now() - since
 }
 
-/// What happens while the writers wait.
+/// An event while the writers wait.
 #[derive(PartialEq)]
 enum Meanwhile {
     Nothing,

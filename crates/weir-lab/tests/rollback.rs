@@ -283,8 +283,8 @@ fn a_former_owner_that_comes_back_changes_nothing() {
     assert!(done.kept.is_some());
 }
 
-/// What a rollback would rename is gone before anybody else opens the disk: an owner that stands still in the middle of one changes nothing
-/// when it goes on.
+/// A successor removes the file that its predecessor has prepared for a rollback before it opens the disk, so that a predecessor that stood
+/// still changes nothing when it goes on.
 #[test]
 fn a_successor_removes_what_its_predecessor_would_rename() {
     let _turn = alone();

@@ -37,7 +37,7 @@ pub trait Backing: Destage {
         false
     }
 
-    /// What waits for space gets an error now: the disk is another node's, or closed.
+    /// Requests that wait for space fail, and none waits from now on: the disk is another node's, or closed.
     fn stop_waiting(&mut self) {}
 
     /// The part that a disk of a shared volume has beside that.

@@ -55,8 +55,8 @@ pub struct DiskView {
     /// The node whose clients may use it already, and whose first write moves it there.
     #[serde(default)]
     pub follower: Option<String>,
-    /// `importing` (an image is being written to it, or was when its import was cut off: with the reason), `closed`, `opening`, `serving`, `degraded` (with the reason), `closing`, `releasing`, `silent` (its owner, or the shard there, does
-    /// not answer), `takeover` (its owner is gone, and another node takes over), or `unavailable` (no copy of its log is left).
+    /// `importing` (an image is being written to it, or was when its import was cut off: with the reason), `closed`, `opening`, `serving`,
+    /// `degraded` (with the reason), `closing`, `releasing`, `silent` (its owner, or the shard there, does not answer), `takeover` (its owner is gone, and another node takes over), or `unavailable` (no copy of its log is left).
     pub state: String,
     /// Why it is not simply serving; empty (null in JSON) otherwise.
     #[serde(default, with = "crate::null_if_empty")]

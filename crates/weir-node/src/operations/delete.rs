@@ -105,7 +105,7 @@ impl Operations {
         }
         let Err(refused) = provisioning::check_former(&self.node, record).await else { return Ok(()) };
         if was_cut_off {
-            // What its log has of the image is not wanted.
+            // Nobody wants the part of the image in its log.
             let wanted = Export { accept_loss: self.by_node.is_none(), ..Export::default() };
             self.open(&record.name, wanted).await?;
         } else if unowned {

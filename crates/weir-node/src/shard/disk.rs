@@ -454,7 +454,7 @@ impl Disk {
         })
     }
 
-    /// What a full volume means for its clients.
+    /// The effect of its full volume on its clients, in words.
     fn full_reason(&self) -> String {
         let wait = self.look().config().full_volume_wait;
         let (dirty, what) = (self.look().status().dirty_bytes, "its volume is full");

@@ -266,10 +266,11 @@ impl Turning {
         disk.turn(&mut self.reactor, &mut self.workspace);
         disk.take_notices(&mut self.wanted);
         self.unsent.extend(self.wanted.drain(..).map(|notice| translate(&disk.name, notice)));
-        if let Some(text) = disk.new_route(self.reactor.now()) {
+        let now = self.reactor.now();
+        if let Some(text) = disk.new_route(now) {
             self.unsent.push(Notice::Event { disk: disk.name.clone(), kind: "route", text });
         }
-        if let Some((kind, text)) = disk.new_space(self.reactor.now()) {
+        if let Some((kind, text)) = disk.new_space(now) {
             self.unsent.push(Notice::Event { disk: disk.name.clone(), kind, text });
         }
         if disk.is_newly_fenced() {

@@ -1,4 +1,4 @@
-//! What the kernel says of the queue of a block device.
+//! Attributes of a block device's queue (sysfs).
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};

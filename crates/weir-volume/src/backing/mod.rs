@@ -228,7 +228,7 @@ impl FileBacking {
         self.space.lacks_space(now)
     }
 
-    /// What waits for space, or finds none from now on, gets an error: the disk is another node's, or closed.
+    /// Requests that wait for space fail, and so do those that find none from now on: the disk is another node's, or closed.
     pub fn stop_waiting(&mut self) {
         let slots = self.space.give_up().map(|waiting| match waiting {
             Waiting::Write { slot, .. } | Waiting::Zero { slot } => slot,

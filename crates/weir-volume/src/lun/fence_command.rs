@@ -27,12 +27,13 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-use super::children::inherits_nothing;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use weir_block::Nanos;
+
+use super::children::inherits_nothing;
 
 /// Bytes of standard error that are kept: the last ones.
 const KEPT: usize = 4096;

@@ -10,10 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
-use super::children::inherits_nothing;
 use weir_block::Nanos;
 use weir_block::size::Size;
 
+use super::children::inherits_nothing;
 use super::filesystem::mount::{drop_buffers, exclusive};
 use super::filesystem::pages::Pages;
 use super::filesystem::{Content, FilesystemError, Kind, Mounted, Superblock, content};

@@ -10,9 +10,9 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
-use super::children::inherits_nothing;
 use weir_block::size::Size;
 
+use super::children::inherits_nothing;
 use super::filesystem::FilesystemError;
 use super::filesystem::pages::{PAGE, Pages};
 

@@ -235,7 +235,6 @@ impl RoutedBacking {
         let error = IoError::new(ErrorKind::Retry, Code::ShuttingDown, "a disk of a shared volume");
         self.step(reactor, router::Event::Abandon(error));
         self.refuse_held(reactor);
-        self.stop_waiting();
     }
 
     /// Whether fewer requests than the depth are under way.

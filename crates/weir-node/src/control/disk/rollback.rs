@@ -13,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use weir_block::Nanos;
-
 use weir_cluster::ownership::{self, Refusal};
 use weir_cluster::records::{DiskRecord, Source, VolumeKind};
 use weir_volume::snapshot::{self, Rollback};
