@@ -288,21 +288,33 @@ fn a_disk_under_load_stays_what_it_is_while_snapshots_come_and_go() {
     let _turn = alone();
     let seed = seed();
     let pool = LunBench::up(3, "xfs", "write-back+1", |_| {});
-    let (mut load, ()) = during(pool.bench.load(new_history(seed), seed), Duration::from_secs(1), || {
+    let load = pool.bench.load(new_history(seed), seed);
+    let (progress, mut stalls) = (load.progress(), Vec::new());
+    let (mut load, ()) = during(load, Duration::from_secs(1), || {
         let client = pool.bench.lab.any_client().unwrap();
         for round in 0..soak().unwrap_or(6) {
             let name = format!("s{round}");
+            progress.take_longest_stall();
             client
                 .create_snapshot(DISK, &name, &[])
                 .unwrap_or_else(|error| panic!("{error:?}{}", pool.bench.logs()));
             thread::sleep(Duration::from_millis(300));
+            stalls.push(progress.take_longest_stall());
             // Two stay at a time.
             if round >= 2 {
                 client.delete_snapshot(DISK, &format!("s{}", round - 2), false).unwrap();
             }
         }
     });
-    eprintln!("longest stall {:?}", load.progress().longest_stall());
+    stalls.sort();
+    let of_hundred = |percent: usize| stalls[(stalls.len() * percent).div_ceil(100) - 1];
+    eprintln!(
+        "longest stall beside each of {} snapshots: p50 {:?}, p99 {:?}, longest {:?}",
+        stalls.len(),
+        of_hundred(50),
+        of_hundred(99),
+        of_hundred(100)
+    );
     pool.bench.judge(&mut load, seed);
 }
 
