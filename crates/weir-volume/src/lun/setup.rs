@@ -325,7 +325,7 @@ impl Lun {
         }
     }
 
-    /// Looks for whoever uses the LUN: for their keys, and if it has a heartbeat area, for two seconds for their heartbeats.
+    /// Looks for whoever uses the LUN: for their keys, and if it has a heartbeat area, for some seconds for their heartbeats.
     ///
     /// # Errors
     /// [`SetupError::InUse`], [`SetupError::Heartbeat`], [`SetupError::Reservation`].

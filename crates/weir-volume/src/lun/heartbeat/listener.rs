@@ -6,10 +6,11 @@ use weir_block::Nanos;
 
 use super::layout::{Beat, Slot};
 
-/// Pause between two heartbeats of a coordinator.
-pub const BEAT_EVERY: Duration = Duration::from_millis(500);
-/// The time for which the area must not change: four heartbeats.
-pub const SILENCE: Duration = Duration::from_secs(2);
+/// Pause between two heartbeats of a coordinator. Each is two seeks of a disk with a mechanism: at half of this pause, they took two
+/// percent of its time.
+pub const BEAT_EVERY: Duration = Duration::from_secs(1);
+/// The time for which the area must not change: a heartbeat may be late by 1.5 s.
+pub const SILENCE: Duration = Duration::from_millis(2500);
 
 /// What was heard.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -121,7 +122,7 @@ mod tests {
     }
 
     const ZERO: Duration = Duration::ZERO;
-    const BEFORE: Duration = Duration::from_millis(1999);
+    const BEFORE: Duration = Duration::from_millis(2499);
 
     #[test]
     fn silence_takes_its_time() {
