@@ -3,7 +3,6 @@
 CARGO ?= cargo
 HISTORIES ?= 20
 SEED ?=
-OPERATIONS ?= 100000
 SEEDS ?= 100000
 FROM ?= 0
 FUZZ_SECONDS ?= 60
@@ -14,7 +13,7 @@ TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 
 .PHONY: help setup build release demo cluster-demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak etcd-faults lun-faults snapshots drain \
   histories heal join fill-picture neighbours \
-  power-soak fuzz fuzz-check deny clean clean-room
+  power-soak fsx fuzz fuzz-check deny clean clean-room
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +98,7 @@ drain: DISKS ?= 200
 drain: setup release ## a node with DISKS=200 disks under load is drained and resumed: times, and the longest stall of each guest
 	WEIR_PROGRAM=$(TARGET)/release/weir $(CARGO) run --release -p weir-lab --example drain -- --disks $(DISKS)
 
+histories: OPERATIONS ?= 100000
 histories: setup ## HISTORIES=20 of OPERATIONS=100000 requests, with random faults, checked to be linearizable (as root)
 	WEIR_HISTORIES=$(HISTORIES) WEIR_OPERATIONS=$(OPERATIONS) $(CARGO) test --release -p weir-lab --test histories -- --nocapture
 
@@ -123,6 +123,12 @@ power-soak: setup ## CUTS=50 power cuts of each kind, as root: load, ext4, XFS, 
 
 clean-room: ## make test and make demo on a bare Debian 12 in separate namespaces: finds missing dependencies (as root)
 	@scripts/clean-room
+
+fsx: OPERATIONS ?= 1000000
+fsx: setup release ## OPERATIONS=1000000 operations of fsx on a disk's file, write-back and write-through each, SEED=n (as root; needs fsx)
+	@command -v fsx >/dev/null || { echo "make fsx needs fsx: cargo install --locked fsx"; exit 1; }
+	WEIR_FSX=$(OPERATIONS) $(if $(SEED),WEIR_SEED=$(SEED)) WEIR_PROGRAM=$(TARGET)/release/weir \
+	  $(CARGO) test --release -p weir-lab --test files -- --ignored --nocapture fsx_reads_what_it_wrote
 
 fuzz: ## each fuzz target for a minute (nightly Rust and cargo-fuzz)
 	@command -v cargo-fuzz >/dev/null || { echo "make fuzz needs cargo-fuzz: cargo install --locked cargo-fuzz"; exit 1; }

@@ -120,6 +120,16 @@ impl GuestImage {
         run_script("guest/extend", |command| command.arg(&self.initramfs).arg(&initramfs).args(pairs))?;
         Ok(GuestImage { kernel: self.kernel.clone(), initramfs })
     }
+
+    /// Makes `image`, a raw ext4 image of `bytes` that a guest can boot from ([`GuestConfig::from_first_disk`]), with a copy of the
+    /// directory `files` in it. Of an image of [`GuestImage::cached`].
+    ///
+    /// # Errors
+    /// [`GuestError::Build`].
+    pub fn root_filesystem(&self, files: &Path, image: &Path, bytes: u64) -> Result<(), GuestError> {
+        let size = format!("{}K", bytes >> 10);
+        run_script("guest/root", |command| command.arg(&self.initramfs).arg(files).arg(image).arg(size))
+    }
 }
 
 /// Runs a script of this crate.
@@ -148,6 +158,8 @@ pub struct GuestConfig {
     /// Addresses of the disks, `nbd+unix:///DISK?socket=PATH` or `nbd://HOST:PORT/DISK`; they become `/dev/vda`,
     /// `/dev/vdb`, … in this order.
     pub disks: Vec<String>,
+    /// The root filesystem is on the first disk ([`GuestImage::root_filesystem`]), and not in memory.
+    pub from_first_disk: bool,
     /// The guest's memory in MiB; it needs 128 at least.
     pub memory: u32,
     /// Virtual processors.
@@ -168,6 +180,7 @@ impl GuestConfig {
         GuestConfig {
             image,
             disks: disks.into_iter().map(Into::into).collect(),
+            from_first_disk: false,
             memory: 256,
             processors: 1,
             reconnect_delay: Duration::from_secs(60),
@@ -193,7 +206,8 @@ impl GuestConfig {
         command.args(["-m", &self.memory.to_string(), "-smp", &self.processors.to_string()]);
         command.arg("-kernel").arg(&self.image.kernel).arg("-initrd").arg(&self.image.initramfs);
         // Only what is worth a line in a test's output; a panic ends QEMU.
-        command.args(["-append", "console=ttyS0 quiet loglevel=3 panic=-1 tsc=unstable"]);
+        let root = if self.from_first_disk { " weir.root=/dev/vda" } else { "" };
+        command.args(["-append", &format!("console=ttyS0 quiet loglevel=3 panic=-1 tsc=unstable{root}")]);
         if let Some(socket) = &self.qmp {
             command.args(["-qmp", &format!("unix:{},server=on,wait=off", socket.display())]);
         }

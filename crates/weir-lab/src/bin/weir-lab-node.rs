@@ -52,13 +52,15 @@ enum Command {
 }
 
 const ORDERS: &str = "\
-Places of a disk: export (above the accelerator), accel (between it and the backing), backing. What is not named is without
-faults; an empty set clears the place. Times are microseconds, rates bytes per second. See weir_lab::fault::Faults.
+Places of a disk: export (above the accelerator), accel (between it and the backing), backing; and on the coordinator of a volume on a
+LUN: redirected (where it begins what the disk's owner redirects to it). What is not named is without faults; an empty set clears the
+place. Times are microseconds, rates bytes per second. See weir_lab::fault::Faults.
 
 Examples:
   weir-lab-node order --socket n1/faults.sock '{\"disk\":{\"disk\":\"db\",\"at\":\"accel\",\"faults\":{\"delay_us\":1000}}}'
   weir-lab-node order --socket n1/faults.sock '{\"disk\":{\"disk\":\"db\",\"at\":\"backing\",\"faults\":{\"simulated_disk\":true}}}'
   weir-lab-node order --socket n1/faults.sock '{\"disk\":{\"disk\":\"db\",\"at\":\"accel\",\"faults\":{}}}'
+  weir-lab-node order --socket n1/faults.sock '{\"disk\":{\"disk\":\"db\",\"at\":\"redirected\",\"faults\":{\"dispatchers\":2,\"hold_us\":100}}}'
   weir-lab-node order --socket n2/faults.sock '{\"link\":{\"delay_us\":1000}}'";
 
 fn main() -> Result<(), Failure> {

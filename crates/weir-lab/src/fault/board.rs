@@ -7,11 +7,13 @@ use serde::{Deserialize, Serialize};
 use weir_block::{Completion, Event, Layer, LayerInfo, LayerMeter, Nanos, Reactor, Request, RequestKind};
 use weir_node::stack::{DiskAccel, Top, Wrap};
 use weir_volume::Backing;
+use weir_volume::lun::serving::{Dispatch, Redirected};
 
 use super::layer::{Held, Place};
 use super::sectors::Sectors;
 use super::settings::Switch;
 use super::split::Split;
+use super::timing::{self, Fate, Timing};
 use super::{Line, Mechanism};
 
 /// A place on the path of a disk's requests.
@@ -24,6 +26,8 @@ pub enum At {
     Accel,
     /// The backing itself.
     Backing,
+    /// At the coordinator of the disk's volume on a LUN: where it begins what the disk's owner redirects.
+    Redirected,
 }
 
 /// The switches of all disks of a node. Clones are the same board.
@@ -56,6 +60,33 @@ impl Wrap for Board {
         let held = Held::new(accel, self.line(disk, At::Export), Place::Between);
         let split = Split::new(held, self.switch(disk, At::Export));
         Box::new(FaultyTop(Sectors::new(split, self.switch(disk, At::Export))))
+    }
+
+    fn served(&self, disk: &str) -> Option<Box<dyn Dispatch>> {
+        Some(Box::new(FaultyDispatch(self.line(disk, At::Redirected))))
+    }
+}
+
+/// A fault where a coordinator begins redirected I/O. It loses no request, and does not see their answers: orders set neither errors nor a
+/// limit in flight here.
+struct FaultyDispatch(Line);
+
+impl Dispatch for FaultyDispatch {
+    fn arrive(&mut self, redirected: Redirected, now: Nanos) {
+        let Redirected { number, kind, offset, bytes } = redirected;
+        self.0.arrive(timing::Request { key: number as usize, kind, offset, bytes }, now);
+    }
+
+    fn next(&mut self, now: Nanos) -> Option<u64> {
+        let (key, fate) = self.0.next(now)?;
+        if fate == Fate::PassOn {
+            self.0.returned(key, now);
+        }
+        Some(key as u64)
+    }
+
+    fn deadline(&self) -> Nanos {
+        self.0.deadline()
     }
 }
 

@@ -103,6 +103,9 @@ fn carry_out(line: &str, board: &Board, relay: &Relay) -> Result<(), String> {
             if (faults.split > 0 || faults.sectors > 0) && at != At::Export {
                 return Err("requests can only be split, and sectors be made, at the export".to_owned());
             }
+            if at == At::Redirected && (faults.errors_per_million > 0 || faults.in_flight > 0) {
+                return Err("redirected requests can neither fail nor be limited in flight".to_owned());
+            }
             if faults.sectors % 512 != 0 {
                 return Err(format!("sectors of {} bytes: they must be a multiple of 512", faults.sectors));
             }
@@ -137,6 +140,8 @@ mod tests {
         assert!(refused.contains("only be the backing"), "{refused}");
         let split = Faults { split: 4096, ..Faults::default() };
         assert!(send(&socket, &order(At::Backing, split)).unwrap_err().to_string().contains("at the export"));
+        let failing = order(At::Redirected, Faults { errors_per_million: 1, ..Faults::default() });
+        assert!(send(&socket, &failing).unwrap_err().to_string().contains("can neither fail"));
         let odd = Faults { sectors: 1000, ..Faults::default() };
         assert!(send(&socket, &order(At::Export, odd)).unwrap_err().to_string().contains("multiple of 512"));
         let much = Faults { dispatchers: 1000, ..Faults::default() };

@@ -1,7 +1,7 @@
 //! Disks as files: what programs do with them through the FUSE mount of a real node.
 //!
-//! `WEIR_FSX` sets how many random operations there are against a plain file's behaviour (some thousands by default), `WEIR_SEED`
-//! replays.
+//! `WEIR_FSX` sets how many random operations there are against a plain file's behaviour (some thousands by default), here and of the
+//! program fsx (`make fsx`); `WEIR_SEED` replays.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../common/mod.rs"]

@@ -1,7 +1,10 @@
 //! The programs that people have.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+
+use weir_block::Nanos;
 
 use super::{alone, bench, open, path};
 use crate::common::{DISK, SIZE, SOON, seed};
@@ -36,6 +39,50 @@ fn fio_verifies_what_it_wrote_in_both_ways() {
     ];
     for way in [direct, buffered] {
         run_in(bench.directory.path(), "fio", common.iter().chain(&way));
+    }
+}
+
+/// What fsx does at the file of a disk. Its size stays, and shared mappings are refused; everything else that a Linux kernel has is there.
+const FSX: &str = "
+blockmode = true
+flen = 1048576
+opsize.max = 196608
+[weights]
+read = 30
+write = 30
+sendfile = 10
+copy_file_range = 10
+punch_hole = 8
+posix_fadvise = 2
+fsync = 1
+fdatasync = 1
+mapread = 0
+mapwrite = 0
+invalidate = 0
+truncate = 0
+";
+
+/// `WEIR_FSX` operations under each policy.
+#[test]
+#[ignore = "needs fsx: make fsx"]
+fn fsx_reads_what_it_wrote() {
+    let _turn = alone();
+    let operations = std::env::var("WEIR_FSX").unwrap_or_else(|_| "10000".to_owned());
+    let seed = seed().to_string();
+    for policy in ["write-back+0", "write-through"] {
+        let bench = bench(1, policy);
+        drop(open(&bench, "n1", false));
+        let settings = bench.directory.path().join("fsx.toml");
+        std::fs::write(&settings, FSX).unwrap();
+        let began = Nanos::now();
+        let common = ["-P", ".", "-N", &operations, "-S", &seed, "-f"].map(OsStr::new);
+        let file = path(&bench, "n1", DISK);
+        run_in(
+            bench.directory.path(),
+            "fsx",
+            common.into_iter().chain([settings.as_os_str(), file.as_os_str()]),
+        );
+        eprintln!("{operations} operations under {policy} in {:?}", Nanos::now() - began);
     }
 }
 

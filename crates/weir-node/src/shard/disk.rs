@@ -65,6 +65,8 @@ pub struct Disk {
     delays: Arc<DelayCounters>,
     /// The way of its I/O, of a disk of a shared volume.
     route: Option<(RouteState, Reasons)>,
+    /// All its I/O is to go through its volume's coordinator.
+    redirected: bool,
     /// Who waits until it holds nothing of a LUN, by number; and the last number.
     dropping: Vec<(u64, oneshot::Sender<()>)>,
     last_drop: u64,
@@ -153,6 +155,7 @@ impl Disk {
             activity: 0,
             delays: Arc::default(),
             route: None,
+            redirected: false,
             dropping: Vec::new(),
             last_drop: 0,
             barrier: BarrierSlot::default(),
@@ -220,6 +223,7 @@ impl Disk {
     /// Puts a load onto a layer, if nobody is harmed by it.
     pub fn start_load(
         &mut self,
+        reactor: &mut Reactor,
         layer: LoadLayer,
         workload: &Workload,
         force: bool,
@@ -229,6 +233,7 @@ impl Disk {
             return answer(result, Err(reason));
         }
         self.load = RunningLoad::start(layer, workload, force, self.top.accel_mut(), result);
+        self.follow_wish(reactor);
     }
 
     fn allows_load(&self, layer: LoadLayer, workload: &Workload, force: bool) -> Result<(), String> {
@@ -238,10 +243,13 @@ impl Disk {
         if self.load.is_some() {
             return Err("a load runs on this disk already; wait for its end".into());
         }
-        if layer == LoadLayer::Backing && self.barrier.is_raised() {
+        if layer == LoadLayer::Direct && !self.has_path() {
+            return Err("this node has no path to a LUN that the disk is on".into());
+        }
+        if layer.is_below_log() && self.barrier.is_raised() {
             return Err("a snapshot of the disk is being made; wait for its end".into());
         }
-        if layer == LoadLayer::Backing && !self.top.accel().inner().is_clean() {
+        if layer.is_below_log() && !self.top.accel().inner().is_clean() {
             return Err(
                 "the write log is not empty, so the backing alone is not the disk; wait until it is clean"
                     .into(),
@@ -253,7 +261,7 @@ impl Disk {
         }
         match self.exports.clients() {
             0 => Ok(()),
-            clients if layer == LoadLayer::Backing && workload.access.writes() => Err(format!(
+            clients if layer.is_below_log() && workload.access.writes() => Err(format!(
                 "{} connected: writing below the accelerator would go behind their back; disconnect them",
                 count_are(clients as u64, "client")
             )),
@@ -345,7 +353,7 @@ impl Disk {
         if holds && self.held_for_move {
             return Err("the disk is being moved".into());
         }
-        if self.load.as_ref().is_some_and(|load| load.layer == LoadLayer::Backing) {
+        if self.load.as_ref().is_some_and(|load| load.layer.is_below_log()) {
             return Err("a load runs on the disk's backing; wait for its end".into());
         }
         self.barrier.raise(self.top.accel_mut().inner_mut(), number, holds, now)?;
@@ -406,6 +414,7 @@ impl Disk {
             load.take(self.top.accel_mut(), &mut self.done);
             if load.is_over() {
                 self.load = None;
+                self.follow_wish(reactor);
             }
         }
         self.exports.complete(&mut self.done);
@@ -418,7 +427,8 @@ impl Disk {
 
     /// The way of its I/O, if that is another one than at the last call, in words; by itself nothing that the operator has to know at first.
     pub fn new_route(&mut self, now: Nanos) -> Option<String> {
-        let now = self.route_status(now)?;
+        // The way of a measurement is no news.
+        let now = self.route_status(now).filter(|_| !self.measures_lun())?;
         // Changes with every other request.
         let reasons = now.reasons.without(Reason::UnallocatedExtent);
         let before = self.route.replace((now.state, reasons));
@@ -522,9 +532,27 @@ impl Disk {
 
     /// All its I/O goes through its volume's coordinator, or not any more.
     pub fn redirect(&mut self, reactor: &mut Reactor, wanted: bool) {
+        self.redirected = wanted;
+        self.follow_wish(reactor);
+    }
+
+    /// A load that measures the LUN itself goes past the wish.
+    fn follow_wish(&mut self, reactor: &mut Reactor) {
+        let wanted = self.redirected && !self.measures_lun();
         if let Some(shared) = self.backing().shared() {
             shared.go_through_filesystem(reactor, wanted);
         }
+    }
+
+    fn measures_lun(&self) -> bool {
+        self.load.as_ref().is_some_and(|load| load.layer == LoadLayer::Direct)
+    }
+
+    /// Whether this node reaches the LUN that the disk is on.
+    fn has_path(&self) -> bool {
+        let no_path = [Reason::NoDiskConnectivity, Reason::Fenced];
+        let route = self.look().lower().inner().route();
+        route.is_some_and(|route| !route.reasons.iter().any(|reason| no_path.contains(&reason)))
     }
 
     /// It is closed: its volume's coordinator has nothing more to do with this node.

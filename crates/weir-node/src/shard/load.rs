@@ -37,11 +37,11 @@ impl RunningLoad {
     ) -> Option<RunningLoad> {
         let (name, info) = match layer {
             LoadLayer::Accel => ("accel", accel.info()),
-            LoadLayer::Backing => ("backing", accel.inner().lower().info()),
+            LoadLayer::Backing | LoadLayer::Direct => ("backing", accel.inner().lower().info()),
         };
         match LayerLoad::start(name, workload, &info, Nanos::now(), |slot| Tag(LOAD_TAG | u64::from(slot))) {
             Ok(load) => {
-                let excludes_clients = workload.access.writes() && (layer == LoadLayer::Backing || !force);
+                let excludes_clients = workload.access.writes() && (layer.is_below_log() || !force);
                 Some(RunningLoad { load, layer, excludes_clients, done: Vec::new(), result: Some(result) })
             }
             Err(error) => {
@@ -59,7 +59,9 @@ impl RunningLoad {
         }
         match self.layer {
             LoadLayer::Accel => self.load.pump(reactor, accel, &mut self.done),
-            LoadLayer::Backing => self.load.pump(reactor, &mut PastAccel(accel.inner_mut()), &mut self.done),
+            LoadLayer::Backing | LoadLayer::Direct => {
+                self.load.pump(reactor, &mut PastAccel(accel.inner_mut()), &mut self.done);
+            }
         }
     }
 
@@ -69,7 +71,7 @@ impl RunningLoad {
             LoadLayer::Accel => {
                 self.done.extend(done.extract_if(.., |completion| completion.tag.0 & LOAD_TAG != 0));
             }
-            LoadLayer::Backing => accel.inner_mut().take_direct(&mut self.done),
+            LoadLayer::Backing | LoadLayer::Direct => accel.inner_mut().take_direct(&mut self.done),
         }
     }
 

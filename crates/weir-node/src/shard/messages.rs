@@ -245,8 +245,18 @@ impl fmt::Debug for ServedChange {
 pub enum LoadLayer {
     /// Below the accelerator; refused while the log is not empty and, for writing, while clients are connected.
     Backing,
+    /// The same of a disk of a volume on a LUN, by its node's own path also while the operator has all I/O redirected.
+    Direct,
     /// The accelerator under its effective policy.
     Accel,
+}
+
+impl LoadLayer {
+    /// A load there does not go through the log.
+    #[must_use]
+    pub fn is_below_log(self) -> bool {
+        self != LoadLayer::Accel
+    }
 }
 
 /// A configuration that an open disk wants.

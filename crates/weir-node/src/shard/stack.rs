@@ -5,6 +5,7 @@
 use weir_accel::Accel;
 use weir_block::{Layer, Metered};
 use weir_volume::Backing;
+use weir_volume::lun::serving::Dispatch;
 
 pub use super::profile::DiskProfile;
 
@@ -38,6 +39,9 @@ pub trait Wrap: Send + Sync {
 
     /// Around its accelerator.
     fn top(&self, disk: &str, accel: DiskAccel) -> Box<dyn Top>;
+
+    /// When this node, as the coordinator of the volume of `disk`, begins the I/O that its owner redirects; `None`: at once.
+    fn served(&self, disk: &str) -> Option<Box<dyn Dispatch>>;
 }
 
 /// Nothing is put anywhere.
@@ -51,5 +55,9 @@ impl Wrap for Plain {
 
     fn top(&self, _disk: &str, accel: DiskAccel) -> Box<dyn Top> {
         Box::new(accel)
+    }
+
+    fn served(&self, _disk: &str) -> Option<Box<dyn Dispatch>> {
+        None
     }
 }

@@ -414,8 +414,10 @@ impl Turning {
                 Some(one) => one.record_profile(length, to),
                 None => answer(to, Err("the disk is not open here".into())),
             },
-            Command::Load { disk, layer, workload, force, answer: to } => match self.find(&disk) {
-                Some(one) => one.start_load(layer, &workload, force, to),
+            Command::Load { disk, layer, workload, force, answer: to } => match self.slot_of(&disk) {
+                Some(slot) => {
+                    self.disks[slot].start_load(&mut self.reactor, layer, &workload, force, to);
+                }
                 None => answer(to, Err("the disk is not open here".into())),
             },
             Command::Serve { disk, opened, epoch, owner, done } => {

@@ -8,7 +8,9 @@ use weir_node::units::Period;
 pub const EXAMPLES: &str = "\
 The same cells run on each layer, interleaved in random order, five times, and more often where a step is inconclusive: the backing, \
 the accelerator, the NBD export on Unix socket and TCP. The accelerator is measured under its present policy and under every other \
-policy that the nodes allow; the requested policy is changed for that, and restored at the end. Writes destroy the disk's data, \
+policy that the nodes allow; the requested policy is changed for that, and restored at the end. While a volume on a LUN is redirected \
+(`weir volume redirect VOLUME on`), the LUN as the disk's own node reaches it (direct) is a layer below the way through the coordinator \
+(file-redirected), so that a run compares the two. Writes destroy the disk's data, \
 therefore --destroy. Each hypothesis about a cause predicts a number, and a run of its own at the end confirms or rejects it; only a \
 confirmed cause is named. Ctrl-C ends the measurement after the current run and keeps its rows; --resume continues.
 

@@ -58,7 +58,8 @@ impl Turning {
                 Some(_) => Err("its volume is being given back".into()),
             };
         }
-        let disk = ServedDisk::new(&mut self.reactor, opened, epoch, owner);
+        let dispatch = self.config.wrap.served(&name);
+        let disk = ServedDisk::new(&mut self.reactor, opened, epoch, owner, dispatch);
         let disk = Rc::new(RefCell::new(disk.map_err(|error| error.to_string())?));
         let id = disk.borrow().id();
         let slot = self.served.insert(Served::new(name, disk));
@@ -139,10 +140,12 @@ impl Turning {
     pub(super) fn served_deadline(&self) -> Nanos {
         let waits = self.served.iter().any(|(_, served)| served.disk.borrow().waits());
         let touched = self.served.iter().any(|(_, served)| served.touched);
+        let own = self.served.iter().map(|(_, served)| served.disk.borrow().deadline()).min();
+        let own = own.unwrap_or(Nanos::NEVER);
         match (touched, waits) {
             (true, _) => Nanos(0),
-            (false, true) => self.reactor.now() + WAITS_AGAIN,
-            (false, false) => Nanos::NEVER,
+            (false, true) => own.min(self.reactor.now() + WAITS_AGAIN),
+            (false, false) => own,
         }
     }
 
@@ -159,7 +162,11 @@ impl Turning {
 
     /// Gives those a turn to which something has happened. An owner on this shard gets one, too.
     pub(super) fn turn_served(&mut self) -> bool {
-        let due = |served: &Served| served.touched || served.disk.borrow().waits();
+        let now = self.reactor.now();
+        let due = |served: &Served| {
+            let disk = served.disk.borrow();
+            served.touched || disk.waits() || disk.deadline() <= now
+        };
         let touched: Vec<usize> =
             self.served.iter().filter(|(_, served)| due(served)).map(|(slot, _)| slot).collect();
         for &slot in &touched {

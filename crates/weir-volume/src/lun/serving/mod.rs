@@ -4,6 +4,7 @@
 //! two threads: one for what is short, one for what is long.
 
 pub mod ahead;
+mod dispatch;
 mod file_work;
 mod jobs;
 mod opened;
@@ -30,6 +31,8 @@ use crate::backing::engine_uring::UringEngine;
 use crate::offload::Offload;
 use crate::planted::Planted;
 use ahead::Ahead;
+use dispatch::Held;
+pub use dispatch::{Dispatch, Redirected};
 use file_work::{Layout, WorkFile};
 pub use opened::{OpenedDisk, open_lun};
 use peer::{Peer, PeerError};
@@ -69,6 +72,7 @@ const PANICKED: IoError = IoError::new(ErrorKind::Bug, Code::Io, "work on a disk
 pub type Change = Box<dyn FnOnce(&File) -> io::Result<()> + Send>;
 
 /// A job that has begun.
+#[derive(Clone, Copy)]
 struct Working {
     job: u64,
     what: Job,
@@ -141,6 +145,8 @@ pub struct ServedDisk {
     connection: u64,
     /// Jobs for which there was no memory.
     starved: VecDeque<Working>,
+    /// Reads and writes whose time has not come; absent where they begin at once.
+    held: Option<Held>,
     changes: BTreeMap<u64, Change>,
     changed: Vec<(u64, Result<(), IoError>)>,
     pool: BufferPool,
@@ -152,7 +158,7 @@ pub struct ServedDisk {
 
 impl ServedDisk {
     /// Puts a disk on the shard of `reactor`. `owner`: the epoch of its owner, if the registry names one, or a former one that may not be
-    /// over.
+    /// over. `dispatch`: when its reads and writes begin, if not at once.
     ///
     /// # Errors
     /// No memory.
@@ -161,6 +167,7 @@ impl ServedDisk {
         opened: OpenedDisk,
         epoch: u64,
         owner: Option<u64>,
+        dispatch: Option<Box<dyn Dispatch>>,
     ) -> io::Result<ServedDisk> {
         let OpenedDisk { mounted, work, file, lun, waits_for_rotation, size } = opened;
         let id = reactor.new_owner();
@@ -189,6 +196,7 @@ impl ServedDisk {
             sockets: 0,
             connection: 0,
             starved: VecDeque::new(),
+            held: dispatch.map(Held::new),
             changes: BTreeMap::new(),
             changed: Vec::new(),
             pool: BufferPool::new(MEMORY),
@@ -293,6 +301,7 @@ impl ServedDisk {
         self.drop_peer(reactor, None);
         self.ahead.clear();
         self.feed_starved(reactor);
+        self.begin_all(reactor);
         // Those that have begun are not among them.
         let waiting = std::mem::take(&mut self.changes).into_keys();
         self.changed.extend(waiting.map(|number| (number, Err(STOPPING))));
@@ -354,6 +363,7 @@ impl ServedDisk {
     pub fn advance(&mut self, reactor: &mut Reactor) {
         self.hear_candidate(reactor);
         self.feed_starved(reactor);
+        self.begin_held(reactor);
         self.receive(reactor);
         self.allocate_ahead(reactor);
         if std::mem::take(&mut self.looks_again) {
@@ -377,7 +387,7 @@ impl ServedDisk {
     }
 
     fn receive(&mut self, reactor: &mut Reactor) {
-        while self.slots.len() + self.starved.len() < MOST_OPEN {
+        while self.slots.len() + self.starved.len() + self.held() < MOST_OPEN {
             let (messages, more) = match self.peer.receive(reactor, &self.pool) {
                 Ok(received) => received,
                 Err(error) => return self.drop_peer(reactor, Some(&error)),
@@ -535,7 +545,7 @@ impl ServedDisk {
 
     fn carry_out(&mut self, reactor: &mut Reactor, effect: Effect) {
         match effect {
-            Effect::Execute { job, what } => self.execute(reactor, Working { job, what }),
+            Effect::Execute { job, what } => self.begin(reactor, Working { job, what }),
             Effect::Welcome => {
                 self.peer.send(ToOwner::Welcome { epoch: self.epoch, piece: PIECE });
                 self.peer.welcomed();

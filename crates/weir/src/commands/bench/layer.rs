@@ -207,6 +207,6 @@ impl Load<'_> {
 fn name_of(layer: LoadLayer) -> &'static str {
     match layer {
         LoadLayer::Accel => "accel",
-        LoadLayer::Backing => "backing",
+        LoadLayer::Backing | LoadLayer::Direct => "backing",
     }
 }

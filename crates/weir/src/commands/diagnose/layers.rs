@@ -1,4 +1,5 @@
-//! A disk as a subject: its layers from the bottom: the backing, the accelerator under each policy, the exports.
+//! A disk as a subject: its layers from the bottom: the backing (of a disk whose I/O is redirected: the LUN, and the way through the
+//! coordinator), the accelerator under each policy, the exports.
 
 use std::time::Duration;
 
@@ -22,6 +23,12 @@ const MOST_REPLICAS: usize = 2;
 
 /// Time limit of the wait for dirty data of earlier runs, and for a policy.
 const SETTLE: Duration = Duration::from_secs(60);
+
+/// The LUN of a disk whose I/O is redirected, as the disk's own node reaches it.
+const DIRECT: &str = "direct";
+
+/// The share of a run's requests that must have taken the route that it measures: a coordinator that goes meanwhile makes others of them.
+const MOST_PARTS: f64 = 0.95;
 
 /// A disk that is open on a node.
 pub struct Disk<'a> {
@@ -72,12 +79,18 @@ impl Subject for Disk<'_> {
     }
 
     fn caution(&self, _destroy: bool) -> Option<String> {
-        let limit = self.view.limit?;
-        Some(format!(
-            "the disk has a limit ({limit}): loads through its exports are held back by it, those on the layers below are not; \
-             `weir disk limit {} --none` ends it",
-            self.view.name
-        ))
+        let limit = self.view.limit.map(|limit| {
+            format!(
+                "the disk has a limit ({limit}): loads through its exports are held back by it, those on the layers below are not; \
+                 `weir disk limit {} --none` ends it",
+                self.view.name
+            )
+        });
+        let redirected = redirected(&self.view).map(|_| {
+            format!("the volume's I/O is redirected; the loads of the layer {DIRECT:?} go to the LUN all the same, and --without {DIRECT} omits them")
+        });
+        let all: Vec<String> = limit.into_iter().chain(redirected).collect();
+        (!all.is_empty()).then(|| all.join("; "))
     }
 
     fn layers<'b>(
@@ -170,19 +183,35 @@ fn layers<'a>(
         Box::new(Prepared { client, disk: view.name.clone(), policy: policy.to_owned(), target })
     };
     let accel = format!("accel {}", view.effective);
-    let on_the_way = [
-        inside(LoadLayer::Backing, "backing".to_owned(), Position::OnPath),
-        inside(LoadLayer::Accel, accel.clone(), Position::OnPath),
-    ];
+    let mut on_the_way = match redirected(view) {
+        None => vec![inside(LoadLayer::Backing, "backing".to_owned(), Position::OnPath)],
+        Some(route) => [(LoadLayer::Direct, DIRECT), (LoadLayer::Backing, route)]
+            .map(|(layer, name)| -> Box<dyn Target + 'a> {
+                let target = inside(layer, name.to_owned(), Position::OnPath);
+                Box::new(ByRoute { client, disk: view.name.clone(), is_direct: name == DIRECT, target })
+            })
+            .into(),
+    };
+    on_the_way.push(inside(LoadLayer::Accel, accel.clone(), Position::OnPath));
     let alternatives = other_policies.iter().map(|policy| {
         let position = Position::AlternativeTo(accel.clone());
         prepared(policy, inside(LoadLayer::Accel, format!("accel {policy}"), position))
     });
     let exports = exports.into_iter().map(|export| -> Box<dyn Target + 'a> { Box::new(export) });
-    let mut layers: Vec<_> = on_the_way.map(|layer| prepared(&view.effective, layer)).into();
+    let on_the_way = on_the_way.into_iter();
+    let mut layers: Vec<_> = on_the_way.map(|layer| prepared(&view.effective, layer)).collect();
     layers.extend(alternatives);
     layers.extend(exports.map(|export| prepared(&view.effective, export)));
     layers
+}
+
+/// The route of a disk whose I/O goes through its volume's coordinator although its node reaches the LUN: then the LUN itself is the layer
+/// below.
+fn redirected(view: &DiskView) -> Option<&str> {
+    let route = view.detail.as_ref()?.route.as_ref()?;
+    let lacks = |flag: &str| route.reasons.iter().all(|reason| reason.flag != flag);
+    let has_path = lacks("no-disk-connectivity") && lacks("fenced");
+    (route.state == "file-redirected" && has_path).then_some(&route.state)
 }
 
 /// The same layers, with the operating system's counters of each run, and those of the disk's meters.
@@ -313,6 +342,46 @@ impl Target for Inside<'_> {
             &summary.map_err(|error| TargetError::Failed(error.to_string()))?,
             cell.shape.direction,
         )
+    }
+}
+
+/// A route to a LUN: a run counts only if its requests have taken it.
+struct ByRoute<'a> {
+    client: &'a Client,
+    disk: String,
+    is_direct: bool,
+    target: Box<dyn Target + 'a>,
+}
+
+impl ByRoute<'_> {
+    /// Parts of requests so far: by this route, and by all.
+    fn parts(&self) -> Result<(u64, u64), TargetError> {
+        let view = self.client.disk(&self.disk).map_err(|error| TargetError::Failed(error.to_string()))?;
+        let route = view.detail.and_then(|detail| detail.route);
+        let route = route.ok_or_else(|| TargetError::Failed("the disk is no longer open there".into()))?;
+        let redirected = route.block + route.file;
+        Ok((if self.is_direct { route.direct } else { redirected }, route.direct + redirected))
+    }
+}
+
+impl Target for ByRoute<'_> {
+    fn name(&self) -> &str {
+        self.target.name()
+    }
+
+    fn position(&self) -> Position {
+        self.target.position()
+    }
+
+    fn run(&mut self, cell: &Cell) -> Result<Measurement, TargetError> {
+        let before = self.parts()?;
+        let measured = self.target.run(cell)?;
+        let after = self.parts()?;
+        let (own, all) = (after.0.saturating_sub(before.0), after.1.saturating_sub(before.1));
+        if (own as f64) < MOST_PARTS * all as f64 {
+            return Err(TargetError::Failed(format!("{own} of {all} parts of requests took this route")));
+        }
+        Ok(measured)
     }
 }
 
