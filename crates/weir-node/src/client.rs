@@ -22,12 +22,12 @@ use weir_identity::{
 use weir_profile::Profile;
 
 use crate::api::{
-    ApiError, ApiErrorKind, BeginImport, CloneDisk, ConfirmFenced, ConfirmedFenced, CreateDisk,
-    CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted, DeletedVolume, DiskLimit,
-    DiskView, Disks, DrainNode, Elsewhere, EventList, EventView, Export, Follow, Importing, MeterView,
-    Meters, Move, Moved, NodeStatus, NodeWork, OfImport, Owned, RecordProfile, Resize, RollBack, RolledBack,
-    RunLoad, SetLimit, SetPolicy, SetRedirected, SnapshotView, Snapshots, VolumePlan, VolumeUsage,
-    VolumeView, Volumes,
+    ApiError, ApiErrorKind, BeginImport, CloneDisk, ConfirmFenced,
+    ConfirmedFenced, CreateDisk, CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted,
+    DeletedVolume, DiskLimit, DiskView, Disks, DrainNode, Elsewhere, EventList, EventView, Export, Follow,
+    Importing, MeterView, Meters, Move, MoveVolume, Moved, MovedVolume, NodeStatus,
+    NodeWork, OfImport, Owned, RecordProfile, Resize, RollBack, RolledBack, RunLoad, SetLimit, SetPolicy,
+    SetRedirected, SnapshotView, Snapshots, VolumePlan, VolumeUsage, VolumeView, Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
@@ -46,6 +46,9 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Time limit of a read-only request: a node waits for its shards, the registry and other nodes for a second or two each.
 pub(crate) const LOOK: Duration = Duration::from_secs(15);
+
+/// Time that a volume may take to change its coordinator.
+const HANDOVER: Duration = Duration::from_secs(60);
 
 /// Most nodes that one request is sent on to.
 const MOST_FOLLOWED: u32 = 4;
@@ -255,6 +258,16 @@ impl Client {
     pub fn confirm_fenced(&self, name: &str, confirm: &ConfirmFenced) -> Result<ConfirmedFenced, ApiError> {
         check(name)?;
         self.post(&format!("/v1/volumes/{name}/confirm-fenced"), confirm)
+    }
+
+    /// Moves the coordination of a volume on a LUN to another node, and waits until a node serves the volume again.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn move_volume(&self, name: &str, wanted: &MoveVolume) -> Result<MovedVolume, ApiError> {
+        check(name)?;
+        let patience = self.patience + HANDOVER;
+        self.call(Method::POST, &format!("/v1/volumes/{name}/move"), encode(wanted)?, patience)
     }
 
     /// Sends all I/O of a volume on a LUN through its coordinator's filesystem, or no longer.

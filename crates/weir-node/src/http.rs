@@ -23,10 +23,10 @@ use weir_identity::{LARGEST_MESSAGE, OtherEnd};
 
 use crate::access::Caller;
 use crate::api::{
-    ApiError, ApiErrorKind, Barrier, BeginImport, CloneDisk, ConfirmFenced, CreateDisk, CreateSnapshot,
-    CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Disks, DrainNode, EventList, Export, Follow, Meters,
-    Move, NOT_JOINED, OfImport, RecordProfile, Resize, RollBack, RunLoad, SetLimit, SetPolicy, SetRedirected,
-    Volumes,
+    ApiError, ApiErrorKind, Barrier, BeginImport, CloneDisk, ConfirmFenced, CreateDisk,
+    CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Disks, DrainNode, EventList, Export,
+    Follow, Meters, Move, MoveVolume, NOT_JOINED, OfImport, RecordProfile, Resize, RollBack,
+    RunLoad, SetLimit, SetPolicy, SetRedirected, Volumes,
 };
 use crate::client::INTENDED_FOR;
 use crate::cluster::views::{Invite, NewClient, Revoke, Rotate, Withdraw};
@@ -175,6 +175,9 @@ fn of_volume() -> Router<Operations> {
     let fenced = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<ConfirmFenced>| {
         json(ops.confirm_fenced(&name, it).await)
     };
+    let move_to = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<MoveVolume>| {
+        json(ops.move_volume(&name, it).await)
+    };
     let redirected = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<SetRedirected>| {
         json(ops.set_redirected(&name, &it).await)
     };
@@ -185,6 +188,7 @@ fn of_volume() -> Router<Operations> {
         .route("/v1/volumes/plan", post(plan))
         .route("/v1/volumes/{name}/delete", post(delete))
         .route("/v1/volumes/{name}/confirm-fenced", post(fenced))
+        .route("/v1/volumes/{name}/move", post(move_to))
         .route("/v1/volumes/{name}/redirected", post(redirected))
 }
 

@@ -367,6 +367,23 @@ pub enum VolumeCommand {
         #[arg(long)]
         yes: bool,
     },
+    /// Have another node coordinate a volume on a LUN.
+    ///
+    /// The coordinator unmounts the filesystem, so nobody has to be fenced, and the named node claims the volume first. Guests wait
+    /// meanwhile if they need the coordinator; direct I/O goes on. If the node cannot coordinate it after all, another one does, and the
+    /// command fails and names it.
+    #[command(after_long_help = "Example:\n  weir volume move shared --to n3")]
+    Move {
+        /// The volume.
+        #[arg(add = completion::volumes())]
+        volume: String,
+        /// The node.
+        #[arg(long, value_name = "NODE", add = completion::nodes())]
+        to: String,
+        /// Only say what would be done.
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Send all I/O of a volume on a LUN through its coordinator's filesystem (on), or let each node do its own where it can (off).
     Redirect {
         /// The volume.

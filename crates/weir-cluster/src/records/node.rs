@@ -288,13 +288,18 @@ pub struct CoordinatorRecord {
     /// Processes that may have the filesystem mounted.
     #[serde(default)]
     pub mounts: Vec<NodeRef>,
+    /// The process that an operator wants to coordinate it: the coordinator gives it up, and this one claims it first. A claim ends
+    /// the wish.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<NodeRef>,
 }
 
 impl Record for CoordinatorRecord {
     const KIND: &'static str = "coordinator";
 
     fn check(&self) -> Result<(), RecordError> {
-        let nodes = self.coordinator.iter().chain(&self.mounts).map(|process| &process.node);
+        let nodes =
+            self.coordinator.iter().chain(&self.mounts).chain(&self.next).map(|process| &process.node);
         nodes.chain([&self.volume]).try_for_each(|name| check_name(name))
     }
 }

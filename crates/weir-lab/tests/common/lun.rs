@@ -52,12 +52,13 @@ impl Luns {
             .collect();
         let log = self.directory.join("fences");
         let script = format!(
-            "#!/bin/sh\nexec 9>>{running}; flock -s 9\n[ -e {ended} ] && exit 2\n[ $1 = fence ] && [ -e {broken} ] && {{ echo 'no answer' >&2; exit 1; }}\ncase $2 in\n{devices}  *) echo \"no node $2\" >&2; exit 1 ;;\nesac\ncase $1 in\n  fence) blockdev --setro $device && \
+            "#!/bin/sh\nexec 9>>{running}; flock -s 9\n[ -e {ended} ] && exit 2\n[ $1 = fence ] && [ -e {broken} ] && {{ echo 'no answer' >&2; exit 1; }}\n[ $1 = admit ] && [ -e {closed} ] && {{ echo 'not now' >&2; exit 1; }}\ncase $2 in\n{devices}  *) echo \"no node $2\" >&2; exit 1 ;;\nesac\ncase $1 in\n  fence) blockdev --setro $device && \
              echo $2 >>{} ;;\n  admit) blockdev --setrw $device ;;\n  *) exit 2 ;;\nesac\n",
             log.display(),
             running = self.running().display(),
             ended = self.ended().display(),
             broken = self.broken().display(),
+            closed = self.closed().display(),
         );
         std::fs::write(&path, script).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
@@ -76,6 +77,18 @@ impl Luns {
 
     fn broken(&self) -> PathBuf {
         self.directory.join("broken")
+    }
+
+    fn closed(&self) -> PathBuf {
+        self.directory.join("closed")
+    }
+
+    /// The fence command lets nobody back to the LUN, or does again.
+    pub fn break_admissions(&self, is_broken: bool) {
+        match is_broken {
+            true => drop(File::create(self.closed()).unwrap()),
+            false => std::fs::remove_file(self.closed()).unwrap(),
+        }
     }
 
     /// The fence command fences nobody, or does again.

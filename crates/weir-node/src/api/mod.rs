@@ -11,6 +11,7 @@
 //! | `GET /v1/volumes/NAME/usage` | [`VolumeUsage`] |
 //! | `POST /v1/volumes/NAME/delete` ([`DeleteVolume`]) | [`DeletedVolume`] |
 //! | `POST /v1/volumes/NAME/confirm-fenced` ([`ConfirmFenced`]) | [`ConfirmedFenced`] |
+//! | `POST /v1/volumes/NAME/move` ([`MoveVolume`]) | [`MovedVolume`] |
 //! | `POST /v1/volumes/NAME/redirected` ([`SetRedirected`]) | [`VolumeView`] |
 //! | `GET /v1/disks`, `POST /v1/disks` ([`CreateDisk`]) | [`Disks`], [`DiskView`] |
 //! | `GET /v1/disks/NAME` | [`DiskView`] |

@@ -162,6 +162,9 @@ pub struct VolumePart {
     pub phase: String,
     /// A problem that the operator should know of; empty if there is none.
     pub notice: String,
+    /// The node has found the LUN among its devices.
+    #[serde(default)]
+    pub has_path: bool,
     /// The filesystem's bytes, and those that are free; only the coordinator knows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub space: Option<(u64, u64)>,
@@ -312,6 +315,19 @@ pub struct NodeWork {
     pub away: Vec<String>,
     /// Disks of the two first lists that stay as things are, with the reason.
     pub stays: Vec<StayingDisk>,
+    /// Volumes on LUNs that it coordinates.
+    #[serde(default)]
+    pub volumes: Vec<CoordinatedVolume>,
+}
+
+/// A volume that a node coordinates.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CoordinatedVolume {
+    /// The volume.
+    pub volume: String,
+    /// Why no other node would coordinate it; empty (null in JSON) if another one would, or if that was not asked for.
+    #[serde(default, with = "crate::null_if_empty")]
+    pub stays: String,
 }
 
 /// A disk that a drain leaves on its node.

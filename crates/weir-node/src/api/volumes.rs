@@ -132,6 +132,36 @@ pub struct ConfirmFenced {
     pub dry_run: bool,
 }
 
+/// Moves the coordination of a volume on a LUN.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MoveVolume {
+    /// The node that is to coordinate it.
+    pub to: String,
+    /// Only say what would be done.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// The result of a [`MoveVolume`], or its preview.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.moved-volume/1")]
+pub struct MovedVolume {
+    /// The volume.
+    pub volume: String,
+    /// The node that coordinated it.
+    pub from: String,
+    /// The node that coordinates it now, or would.
+    pub to: String,
+    /// The present coordination's; it grows with each claim.
+    pub epoch: u64,
+    /// From the request until the volume was served again; absent for a dry run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+    /// False for a dry run.
+    pub done: bool,
+}
+
 /// Whether all I/O of a volume on a LUN goes through its coordinator's filesystem.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

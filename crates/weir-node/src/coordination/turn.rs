@@ -3,6 +3,10 @@
 //! Every node decides for itself: the registry's compare-and-swap lets one claim through. To keep nodes from claiming in vain, they come
 //! one after the other, in an order that differs from volume to volume, so that the coordinators are spread. A node that has no path to the LUN,
 //! or fails, is passed over after its time.
+//!
+//! A coordinator that is drained, or whose volume an operator moves, gives the volume up: it unmounts, and then leaves the record. Nobody
+//! claims before that, or the claim would have to fence a node that is about to be done. Both waits, for the coordinator and for the node that
+//! an operator names, are bounded: a claim with a fence is safe at any time.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,6 +17,10 @@ use weir_cluster::records::{CoordinatorRecord, NodeRef};
 
 /// The time that each node gets before the next one's turn.
 const EACH: Duration = Duration::from_secs(3);
+/// The time that a coordinator that is there has to give its volume up.
+const GIVES_UP: Duration = Duration::from_secs(30);
+/// The time that the node of an operator's choice gets before all others.
+const PREFERRED: Duration = Duration::from_secs(10);
 
 /// What a decision rests on.
 pub struct Situation<'a> {
@@ -30,30 +38,46 @@ pub struct Situation<'a> {
     pub stops: bool,
 }
 
-/// Decides, with the time since which there is no coordinator.
+/// Decides, with the times since which it waits.
 #[derive(Debug, Default)]
 pub struct Turn {
+    /// There is no coordinator, or it does not give the volume up in time.
     vacant_since: Option<Nanos>,
+    /// The coordinator gives the volume up.
+    leaves_since: Option<Nanos>,
 }
 
 impl Turn {
     /// Whether this process is to coordinate the volume now.
     pub fn is_mine(&mut self, situation: &Situation<'_>, now: Nanos) -> bool {
         let Situation { record, me, live, barred, stops, .. } = situation;
-        let coordinator = record.and_then(|record| record.coordinator.as_ref());
         if *stops {
             return false;
         }
-        let serves = |process: &NodeRef| live.contains(process) && !barred.contains(&process.node);
-        if let Some(coordinator) = coordinator.filter(|one| serves(one)) {
-            self.vacant_since = None;
+        let serves = |process: &&NodeRef| live.contains(*process) && !barred.contains(&process.node);
+        let coordinator = record.and_then(|record| record.coordinator.as_ref());
+        let next = record.and_then(|record| record.next.as_ref()).filter(serves);
+        let stays = |one: &&NodeRef| next.is_none_or(|next| next == *one);
+        if let Some(coordinator) = coordinator.filter(serves).filter(stays) {
+            *self = Turn::default();
             return coordinator == *me;
         }
-        if barred.contains(&me.node) {
+        if coordinator == Some(me) || barred.contains(&me.node) {
             return false;
         }
+        if coordinator.is_some_and(|one| live.contains(one)) {
+            let since = *self.leaves_since.get_or_insert(now);
+            if now < since + GIVES_UP {
+                return false;
+            }
+        }
         let since = *self.vacant_since.get_or_insert(now);
-        now >= since + EACH * rank(situation)
+        let wait = match next {
+            Some(next) if next == *me => Duration::ZERO,
+            Some(_) => PREFERRED + EACH * rank(situation),
+            None => EACH * rank(situation),
+        };
+        now >= since + wait
     }
 }
 
@@ -81,7 +105,12 @@ mod tests {
 
     fn record(coordinator: Option<&str>) -> CoordinatorRecord {
         let coordinator = coordinator.map(process);
-        CoordinatorRecord { volume: "v".into(), epoch: 1, coordinator, mounts: Vec::new() }
+        CoordinatorRecord { volume: "v".into(), epoch: 1, coordinator, mounts: Vec::new(), next: None }
+    }
+
+    /// An operator moves the volume.
+    fn moving(coordinator: Option<&str>, to: &str) -> CoordinatorRecord {
+        CoordinatorRecord { next: Some(process(to)), ..record(coordinator) }
     }
 
     /// When each node's turn comes, in seconds; `None`: not within a minute.
@@ -117,10 +146,67 @@ mod tests {
     fn a_coordinator_that_lives_stays_and_nobody_else_claims() {
         let b = record(Some("b"));
         assert_eq!(turns(7, Some(&b), &["a", "b", "c"], &[]), [None, Some(0), None]);
-        // Its process has ended, or its node is drained.
+        // Its process has ended.
         assert!(turns(7, Some(&b), &["a", "c"], &[]).contains(&Some(0)));
-        let turns = turns(7, Some(&b), &["a", "b", "c"], &["b"]);
-        assert_eq!(turns[1], None);
-        assert!(turns.contains(&Some(0)) && turns.contains(&Some(3)), "{turns:?}");
+    }
+
+    #[test]
+    fn a_drained_coordinator_gives_the_volume_up_before_another_one_claims_it() {
+        let (b, nobody) = (record(Some("b")), record(None));
+        let all = &["a", "b", "c"];
+        // It does not get done: whoever claims fences it.
+        let late = turns(7, Some(&b), all, &["b"]);
+        assert_eq!(late[1], None);
+        assert!(late.contains(&Some(30)) && late.contains(&Some(33)), "{late:?}");
+        let clean = turns(7, Some(&nobody), all, &["b"]);
+        assert_eq!(clean[1], None);
+        assert!(clean.contains(&Some(0)) && clean.contains(&Some(3)), "{clean:?}");
+    }
+
+    #[test]
+    fn the_node_that_an_operator_names_comes_first_and_the_others_hold_back() {
+        let all = &["a", "b", "c"];
+        for (index, to) in all.iter().enumerate().filter(|(_, to)| **to != "b") {
+            // The coordinator unmounts.
+            let unmounts = turns(7, Some(&moving(Some("b"), to)), all, &[]);
+            assert_eq!((unmounts[1], unmounts[index]), (None, Some(30)), "to {to}");
+            let mut given_up = turns(7, Some(&moving(None, to)), all, &[]);
+            assert_eq!(given_up.remove(index), Some(0), "to {to}: {given_up:?}");
+            assert!(given_up.iter().all(|turn| *turn >= Some(10)), "to {to}: {given_up:?}");
+        }
+        // One that is gone, or is to take nothing, is not waited for: the coordinator stays, or whoever's turn it is comes.
+        assert_eq!(turns(7, Some(&moving(Some("b"), "x")), all, &[]), [None, Some(0), None]);
+        assert_eq!(turns(7, Some(&moving(Some("b"), "c")), all, &["c"]), [None, Some(0), None]);
+        assert!(turns(7, Some(&moving(None, "x")), all, &[]).contains(&Some(0)));
+        // The one that is named has it.
+        assert_eq!(turns(7, Some(&moving(Some("b"), "b")), all, &[]), [None, Some(0), None]);
+    }
+
+    /// A coordinator that leaves the record in time leaves the others their own time, from then on.
+    #[test]
+    fn turns_count_from_the_moment_at_which_the_coordinator_has_left() {
+        let all: BTreeSet<NodeRef> = ["a", "b", "c"].map(process).into();
+        let (barred, nobody) = (BTreeSet::new(), BTreeSet::from(["b".to_owned()]));
+        let (leaves, left) = (record(Some("b")), record(None));
+        let second = |second: u64| Nanos(second * 1_000_000_000);
+        let mut first = Vec::new();
+        for name in ["a", "c"] {
+            let (mut turn, me) = (Turn::default(), process(name));
+            let situation = |record| Situation {
+                volume: 7,
+                record: Some(record),
+                me: &me,
+                live: &all,
+                barred: &nobody,
+                stops: false,
+            };
+            assert!((0..20).all(|at| !turn.is_mine(&situation(&leaves), second(at))), "{name}");
+            first.push((20..60).find(|at| turn.is_mine(&situation(&left), second(*at))).unwrap());
+            // Another one takes it, and is drained in its turn: that is another wait.
+            assert!(!turn.is_mine(&Situation { barred: &barred, ..situation(&leaves) }, second(60)));
+            assert!((61..80).all(|at| !turn.is_mine(&situation(&leaves), second(at))), "{name}");
+        }
+        first.sort_unstable();
+        assert_eq!(first, [20, 23]);
     }
 }

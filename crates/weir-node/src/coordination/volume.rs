@@ -85,6 +85,8 @@ pub async fn run(
         turn: Turn::default(),
         proposed,
         known: Vec::new(),
+        epoch: 0,
+        next: None,
         was_admitted: false,
         refusals: 0,
     };
@@ -98,7 +100,12 @@ pub async fn run(
                 task.carry_out(outputs);
             }
             Some(event) = proposals.recv() => task.step(event),
-            _ = changes.changed() => task.see(&records),
+            _ = changes.changed() => {
+                task.see(&records);
+                // Requests wait while a volume changes hands.
+                let stops = *stop.borrow();
+                task.decide(&records, stops);
+            }
             _ = refusals.changed() => task.hear_refusals(),
             _ = volumes.changed() => follow_redirection(&task.node, &task.volume),
             _ = ticks.tick() => {
@@ -222,6 +229,10 @@ struct Task {
     proposed: mpsc::UnboundedSender<Event<u64>>,
     /// Processes of the record: their names by their numbers.
     known: Vec<NodeRef>,
+    /// Of the record.
+    epoch: u64,
+    /// Whom an operator wants to coordinate the volume, by the record.
+    next: Option<NodeRef>,
     /// The LUN let this node write, the last time that this was looked at.
     was_admitted: bool,
     /// Refusals of the LUN that were heard of.
@@ -253,6 +264,7 @@ impl Task {
             Seen::Nothing => return,
         };
         self.known = record.mounts.iter().chain(&record.coordinator).cloned().collect();
+        (self.epoch, self.next) = (record.epoch, record.next.clone());
         show_coordinator(&self.node, &self.volume, &record);
         let nodes = self.node.records.nodes.now();
         let names = self.known.iter().map(|process| process.node.clone()).chain(nodes.keys().cloned());
@@ -411,7 +423,8 @@ impl Task {
             return;
         };
         let (volume, epoch) = (self.volume.name.clone(), to.epoch);
-        let record = CoordinatorRecord { volume, epoch, coordinator: coordinator.flatten(), mounts };
+        let next = self.next.clone().filter(|_| epoch == self.epoch);
+        let record = CoordinatorRecord { volume, epoch, coordinator: coordinator.flatten(), mounts, next };
         let key = self.key();
         let put = match revision {
             0 => record.create(key),

@@ -56,13 +56,13 @@ impl Operations {
                 }
                 None => None,
             };
-            let phase = state.phase.name().to_owned();
-            parts.push(VolumePart { volume: volume.name, phase, notice: state.notice, space });
+            let (phase, has_path) = (state.phase.name().to_owned(), state.lun.is_some());
+            parts.push(VolumePart { volume: volume.name, phase, notice: state.notice, has_path, space });
         }
         parts
     }
 
-    fn lun_volumes(&self) -> Vec<VolumeRecord> {
+    pub(super) fn lun_volumes(&self) -> Vec<VolumeRecord> {
         let volumes = self.node.records.volumes.now();
         volumes.values().filter(|volume| volume.kind == VolumeKind::Lun).cloned().collect()
     }
@@ -166,6 +166,7 @@ mod tests {
             volume: "v".into(),
             phase: phase.into(),
             notice: notice.into(),
+            has_path: true,
             space: Some((9, 4)),
         };
         Some(Owned { volumes: vec![part], ..Owned::default() })
@@ -180,7 +181,7 @@ mod tests {
 
     fn record(coordinator: &str) -> Option<CoordinatorRecord> {
         let coordinator = Some(NodeRef::new(coordinator, 1));
-        Some(CoordinatorRecord { volume: "v".into(), epoch: 3, coordinator, mounts: Vec::new() })
+        Some(CoordinatorRecord { volume: "v".into(), epoch: 3, coordinator, mounts: Vec::new(), next: None })
     }
 
     #[test]

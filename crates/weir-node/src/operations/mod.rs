@@ -4,6 +4,7 @@ mod cluster;
 mod coordination;
 mod delete;
 pub mod health;
+mod handover;
 pub(crate) mod imports;
 mod luns;
 mod measured;

@@ -34,6 +34,7 @@ impl Operations {
             copies: names(&|disk| counts_on(disk, name) && !is_owned(disk)),
             away: names(&returns),
             stays,
+            volumes: self.coordinated_by(name),
         })
     }
 
@@ -41,16 +42,17 @@ impl Operations {
     ///
     /// # Errors
     /// There is no such node; a disk would have fewer copies than its policy requests, and the request does not permit that; a disk
-    /// cannot go anywhere.
+    /// cannot go anywhere; a volume that it coordinates has no other coordinator.
     pub async fn drain_node(&self, name: &str, wanted: DrainNode) -> Answer<NodeWork> {
         let DrainNode { fewer_copies, dry_run } = wanted;
         let before = self.node(name)?;
         let plan = relocation::plan_with(&self.node, name, fewer_copies);
+        let volumes = self.coordinated_alone_by(name).await;
         if dry_run {
             let stays = plan.refused.into_iter();
             let stays =
                 stays.map(|it| StayingDisk { disk: it.disk, reason: it.reason.to_string() }).collect();
-            return Ok(NodeWork { stays, ..before });
+            return Ok(NodeWork { stays, volumes, ..before });
         }
         if let Some(first) = plan.refused.first() {
             let others = match plan.refused.len() - 1 {
@@ -62,6 +64,14 @@ impl Operations {
             return Err(ApiError::new(ApiErrorKind::Refused, message).hint(
                 "`--dry-run` lists all; `--fewer-copies` permits fewer copies for the time of the drain, but never none",
             ));
+        }
+        if let Some(first) = volumes.iter().find(|one| !one.stays.is_empty()) {
+            let message = format!(
+                "node {name} is not drained: it coordinates volume {}, and {}",
+                first.volume, first.stays
+            );
+            let hint = "without a coordinator, writes to new space would wait; `weir volume show` there names a node's path";
+            return Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint));
         }
         let event = Event::Drain { node: name.to_owned(), fewer_copies };
         self.change_state(name, event, |state| state.drain.is_some()).await
@@ -127,7 +137,7 @@ impl Operations {
     }
 }
 
-fn unknown(name: &str) -> ApiError {
+pub(super) fn unknown(name: &str) -> ApiError {
     ApiError::new(ApiErrorKind::NotFound, UnknownNode(name.to_owned()).to_string())
         .hint("`weir status` shows the nodes")
 }

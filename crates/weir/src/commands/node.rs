@@ -78,7 +78,8 @@ pub fn run(global: &Global, command: NodeCommand) -> Result<(), Failure> {
 
 /// Nothing counts on the node. One that is down is not drained by itself: others take its disks over.
 fn is_drained(work: &NodeWork) -> bool {
-    work.node.state == NodeView::MAINTENANCE || (work.disks.is_empty() && work.copies.is_empty())
+    let counts = !work.disks.is_empty() || !work.copies.is_empty();
+    (work.node.state == NodeView::MAINTENANCE || !counts) && work.volumes.is_empty()
 }
 
 /// Shows the progress until `is_done`.
@@ -118,22 +119,33 @@ fn wait(
 
 /// What a drain would do.
 fn would(work: &NodeWork) -> String {
-    let NodeWork { node, disks, copies, stays, .. } = work;
-    match disks.len() + copies.len() {
+    let NodeWork { node, disks, copies, stays, volumes, .. } = work;
+    if let Some(one) = volumes.iter().find(|one| !one.stays.is_empty()) {
+        return format!(
+            "a drain would be refused: {} coordinates volume {}, and {}",
+            node.name, one.volume, one.stays
+        );
+    }
+    match disks.len() + copies.len() + volumes.len() {
         0 => format!("no disk counts on {}: a drain would only keep disks away from it", node.name),
         _ if stays.is_empty() => format!("a drain would move {} away", counting(work)),
         _ => format!("a drain would be refused: {} would stay", count(stays.len() as u64, "disk")),
     }
 }
 
-/// `1 disk and 2 copies`
+/// `1 disk and 2 copies`, and the coordination of volumes if there is any.
 fn counting(work: &NodeWork) -> String {
-    let NodeWork { disks, copies, .. } = work;
-    format!("{} and {}", count(disks.len() as u64, "disk"), count(copies.len() as u64, "copy"))
+    let NodeWork { disks, copies, volumes, .. } = work;
+    let (disks, copies) = (count(disks.len() as u64, "disk"), count(copies.len() as u64, "copy"));
+    match volumes.len() {
+        0 => format!("{disks} and {copies}"),
+        volumes => format!("{disks}, {copies} and the coordination of {}", count(volumes as u64, "volume")),
+    }
 }
 
 fn text(work: &NodeWork) -> String {
-    let NodeWork { node, disks, copies, away, stays } = work;
+    let NodeWork { node, disks, copies, away, stays, volumes } = work;
+    let volumes: Vec<String> = volumes.iter().map(|one| one.volume.clone()).collect();
     let stays: Vec<String> = stays.iter().map(|it| format!("{} ({})", it.disk, it.reason)).collect();
     list(&[
         ("node", node.name.clone()),
@@ -141,6 +153,7 @@ fn text(work: &NodeWork) -> String {
         ("down since", node.down_since.clone().unwrap_or_default()),
         ("disks", or_none(disks)),
         ("copies of", or_none(copies)),
+        ("coordinates", volumes.join(", ")),
         ("to return", away.join(", ")),
         ("would stay", stays.join("; ")),
     ])

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use weir_node::api::{
     ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, DeleteVolume, DeletedVolume,
-    DiskView, LunView, UsageItem, VolumePlan, VolumeUsage, VolumeView, Volumes,
+    DiskView, LunView, MoveVolume, MovedVolume, UsageItem, VolumePlan, VolumeUsage, VolumeView, Volumes,
 };
 
 use weir_node::units::about;
@@ -52,6 +52,9 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
             }
             let done = client.confirm_fenced(&volume, &ConfirmFenced { node, dry_run })?;
             print(global.output, &done, confirmed)
+        }
+        VolumeCommand::Move { volume, to, dry_run } => {
+            print(global.output, &client.move_volume(&volume, &MoveVolume { to, dry_run })?, moved)
         }
         VolumeCommand::Redirect { volume, redirected } => {
             print(global.output, &client.set_redirected(&volume, redirected == "on")?, show)
@@ -103,6 +106,16 @@ fn confirmed(done: &ConfirmedFenced) -> String {
     let processes: Vec<String> =
         done.processes.iter().map(|process| format!("{}/{process}", done.node)).collect();
     format!("{verb} {} for cut off from the LUN of volume {}", processes.join(", "), done.volume)
+}
+
+fn moved(moved: &MovedVolume) -> String {
+    let MovedVolume { volume, from, to, epoch, seconds, .. } = moved;
+    match seconds {
+        Some(seconds) => format!(
+            "{to} coordinates volume {volume} (epoch {epoch}), {seconds:.1} s after the request; before: {from}"
+        ),
+        None => format!("would move the coordination of volume {volume} from {from} to {to}"),
+    }
 }
 
 fn deleted(volume: &DeletedVolume) -> String {
