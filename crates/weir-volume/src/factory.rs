@@ -4,11 +4,10 @@
 //! [`Backing`].
 
 use std::fmt;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::thread;
 
-use weir_block::{Nanos, OwnerId, Reactor};
+use weir_block::{Nanos, OwnerId, Reactor, SharedFile};
 
 use crate::backing::{BackingOptions, FileBacking, FileIdentity, Mark, OpenedFile, Trace, device_queue};
 use crate::error::VolumeError;
@@ -35,7 +34,7 @@ pub enum BackingKind {
 /// A disk of a volume on a LUN, before it is on its shard.
 struct OpenedLun {
     name: PathBuf,
-    lun: Option<File>,
+    lun: Option<SharedFile>,
     options: RoutedOptions,
 }
 
@@ -54,18 +53,15 @@ impl BackingKind {
                 let lun = opened.and_then(|opened| {
                     opened.map_err(|error| tracing::warn!(%error, "no direct I/O to a volume's LUN")).ok()
                 });
-                let waits_for_rotation = lun.as_ref().is_some_and(device_queue::waits_for_rotation);
+                let lun = lun.map(|lun| {
+                    let waits_for_rotation = device_queue::waits_for_rotation(&lun);
+                    SharedFile::on_disk(lun, waits_for_rotation)
+                });
                 let size = options.size.unwrap_or(0);
                 let logical_block = options.logical_block.unwrap_or(4096);
                 let BackingOptions { depth, coordinator_wait, full_volume_wait, .. } = *options;
-                let options = RoutedOptions {
-                    size,
-                    logical_block,
-                    depth,
-                    waits_for_rotation,
-                    coordinator_wait,
-                    full_volume_wait,
-                };
+                let options =
+                    RoutedOptions { size, logical_block, depth, coordinator_wait, full_volume_wait };
                 Ok(Box::new(OpenedLun { name, lun, options }))
             }
         }

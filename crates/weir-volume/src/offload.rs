@@ -62,19 +62,25 @@ impl<A: Send + 'static> Offload<A> {
         work: impl FnOnce() -> A + Send + 'static,
         otherwise: A,
     ) -> Result<(), i32> {
-        self.begin((Box::new(work), otherwise))
+        self.begin(reactor, (Box::new(work), otherwise))
             .map_err(|error| error.raw_os_error().unwrap_or(libc::EAGAIN))?;
         self.open += 1;
         self.watch(reactor);
         Ok(())
     }
 
-    fn begin(&mut self, work: Work<A>) -> io::Result<()> {
+    fn begin(&mut self, reactor: &mut Reactor, work: Work<A>) -> io::Result<()> {
         let shared = match &self.shared {
             Some(shared) => shared,
             None => self.shared.insert(Arc::new(Shared::new()?)),
         };
         let mut state = shared.lock();
+        if reactor.is_simulated() {
+            state.work.push_back(work);
+            let shared = Arc::clone(shared);
+            reactor.simulate(self.token, move || shared.run_next());
+            return Ok(());
+        }
         if !state.running {
             let shared = Arc::clone(shared);
             thread::Builder::new().name(self.name.into()).spawn(move || shared.run())?;
@@ -106,6 +112,7 @@ impl<A: Send + 'static> Offload<A> {
         if let Some(shared) = &self.shared
             && self.open > 0
             && self.watch.is_none()
+            && !reactor.is_simulated()
         {
             self.watch = Some(reactor.watch(shared.event.as_raw_fd(), Interest::Read, self.token));
         }
@@ -148,6 +155,13 @@ impl<A> Shared<A> {
             // SAFETY: eight readable bytes. It cannot fail: every event resets the count.
             unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
         }
+    }
+
+    /// One piece of work, in a simulation: the world tells the shard.
+    fn run_next(&self) {
+        let next = self.lock().work.pop_front();
+        let answer = next.map(|(work, _)| work());
+        self.lock().answers.extend(answer);
     }
 
     /// Waits for work; `None` when the thread must end.

@@ -75,6 +75,14 @@ pub enum Bug {
     EnterForEver,
     /// Nothing ends the doubt about a proposal that was not answered: as above (I8).
     DoubtForEver,
+    /// The owner takes a flush of the LUN that has failed for done (P8).
+    SwallowFlushError,
+    /// The coordinator answers a write that the filesystem has made and not committed (P8).
+    AnswerBeforeCommit,
+    /// What is known of a file's layout stays known while a write moves the blocks (I1, I3).
+    KeepKnownLayout,
+    /// Requests of a connection that is gone keep their numbers, with which they come again (I8).
+    KeepWaiting,
 }
 
 impl Bug {
@@ -120,9 +128,13 @@ impl Bug {
         Bug::DoubtForEver,
     ];
 
+    /// Those of the shells around the cores of one file: of their I/O, buffers and connections.
+    pub const SHELLS: [Bug; 4] =
+        [Bug::SwallowFlushError, Bug::AnswerBeforeCommit, Bug::KeepKnownLayout, Bug::KeepWaiting];
+
     /// All of them.
     pub fn all() -> impl Iterator<Item = Bug> {
-        Bug::FILES.into_iter().chain(Bug::CLAIMS)
+        Bug::FILES.into_iter().chain(Bug::CLAIMS).chain(Bug::SHELLS)
     }
 
     /// Its name in commands and reports.
@@ -163,6 +175,10 @@ impl Bug {
             Bug::ListenFirst => "listen-first",
             Bug::EnterForEver => "enter-for-ever",
             Bug::DoubtForEver => "doubt-for-ever",
+            Bug::SwallowFlushError => "swallow-flush-error",
+            Bug::AnswerBeforeCommit => "answer-before-commit",
+            Bug::KeepKnownLayout => "keep-known-layout",
+            Bug::KeepWaiting => "keep-waiting",
         }
     }
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 use common::{LoopDevice, run};
 use weir_block::{
     Code, Completion, Destage, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, Region,
-    Request, RequestKind, Tag,
+    Request, RequestKind, SharedFile, Tag,
 };
 use weir_volume::SharedDisk;
 use weir_volume::lun::filesystem::Mounted;
@@ -124,17 +124,11 @@ impl World {
         mounted.create("disk").unwrap().set_len(size).unwrap();
         mounted.sync().unwrap();
         let mut reactor = common::reactor(Engine::Auto);
-        let lun = has_path.then(|| open_lun(&path.device, true).unwrap());
+        let lun = has_path.then(|| SharedFile::new(open_lun(&path.device, true).unwrap()));
         let coordinator_wait = WAIT;
         let full_volume_wait = Duration::ZERO;
-        let options = RoutedOptions {
-            size,
-            logical_block: 4096,
-            depth: 64,
-            waits_for_rotation: false,
-            coordinator_wait,
-            full_volume_wait,
-        };
+        let options =
+            RoutedOptions { size, logical_block: 4096, depth: 64, coordinator_wait, full_volume_wait };
         let mut owner = RoutedBacking::new(&mut reactor, lun, options).unwrap();
         owner.own(7, &Arc::new(AtomicU64::new(u64::MAX)));
         let mut world = World {

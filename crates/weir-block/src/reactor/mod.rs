@@ -248,6 +248,21 @@ impl Reactor {
         }
     }
 
+    /// Whether its time, connections and files are simulated.
+    #[must_use]
+    pub fn is_simulated(&self) -> bool {
+        matches!(self.driver, Driver::Sim(_))
+    }
+
+    /// Simulates a thread beside the shard: runs `work` later, and sends an [`Action::Ready`] then. Only in a simulation: elsewhere it does
+    /// nothing.
+    pub fn simulate(&mut self, token: Token, work: impl FnOnce() + Send + 'static) {
+        let Driver::Sim(sim) = &mut self.driver else { return };
+        self.next_serial += 1;
+        let watch = Slot::Watch { serial: self.next_serial, fd: -1, interest: Interest::Read, token };
+        sim.work(self.slots.insert(watch), Box::new(work));
+    }
+
     /// Reads the shard's clock. The result is not cached between calls, so a late call returns a late time.
     #[inline]
     #[must_use]

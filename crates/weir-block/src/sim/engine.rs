@@ -30,6 +30,10 @@ impl Engine {
         self.world.lock().start(self.process, slot, operation);
     }
 
+    pub fn work(&mut self, slot: usize, work: super::Work) {
+        self.world.lock().begin_work(self.process, slot, work);
+    }
+
     /// The reactor is dropped and with it the memory of operations in flight: the process ends.
     pub fn leave(&self) {
         self.world.end(self.process, Death::Killed);

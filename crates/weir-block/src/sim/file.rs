@@ -5,6 +5,7 @@ use std::io;
 use std::time::Duration;
 
 use super::damage::{Damage, TrackedWrites};
+use super::storage::Storage;
 use super::{Death, Happening, PAGE, ProcessId, Ready, SECTOR, State, World};
 use crate::operation::{FileKind, FileOperation, SharedFile};
 use crate::random::Random;
@@ -96,6 +97,8 @@ pub(super) struct File {
     lost_for: Vec<ProcessId>,
     /// The last durable writes, to damage one of them.
     tracked: Option<TrackedWrites>,
+    /// In place of all this content.
+    pub(super) storage: Option<Box<dyn Storage>>,
 }
 
 impl File {
@@ -158,9 +161,9 @@ enum Memory {
 pub(super) struct Operation {
     process: ProcessId,
     slot: usize,
-    file: usize,
-    kind: FileKind,
-    offset: u64,
+    pub(super) file: usize,
+    pub(super) kind: FileKind,
+    pub(super) offset: u64,
     memory: Memory,
     result: i32,
     landed: bool,
@@ -172,7 +175,7 @@ unsafe impl Send for Operation {}
 
 impl Operation {
     /// All bytes of a write.
-    fn bytes(&self) -> Vec<u8> {
+    pub(super) fn bytes(&self) -> Vec<u8> {
         match &self.memory {
             Memory::Kept(bytes) => bytes.clone(),
             Memory::Lent(vectors) => {
@@ -188,7 +191,19 @@ impl Operation {
         }
     }
 
-    fn length(&self) -> usize {
+    /// The first bytes of a read.
+    pub(super) fn fill(&mut self, mut bytes: &[u8]) {
+        let Memory::Lent(vectors) = &self.memory else { return };
+        for vector in vectors {
+            let (part, rest) = bytes.split_at(vector.iov_len.min(bytes.len()));
+            // SAFETY: see `Send` above: the reactor's slot keeps this memory, and nothing else accesses it until the completion.
+            let target = unsafe { std::slice::from_raw_parts_mut(vector.iov_base.cast::<u8>(), part.len()) };
+            target.copy_from_slice(part);
+            bytes = rest;
+        }
+    }
+
+    pub(super) fn length(&self) -> usize {
         match &self.memory {
             Memory::Kept(bytes) => bytes.len(),
             Memory::Lent(vectors) => vectors.iter().map(|vector| vector.iov_len).sum(),
@@ -221,6 +236,7 @@ impl World {
             hanging: Vec::new(),
             lost_for: Vec::new(),
             tracked: None,
+            storage: None,
         });
         FileId(state.files.len() - 1)
     }
@@ -386,6 +402,9 @@ impl State {
         let mut length = operation.length();
         if length > SECTOR && self.random.once_in(medium.partial) {
             length = (1 + self.random.below((length / SECTOR) as u64 - 1) as usize) * SECTOR;
+        }
+        if let Some(result) = self.perform_on_storage(operation, length) {
+            return if fails { -libc::EIO } else { result };
         }
         let file = &mut self.files[operation.file];
         let result = match operation.kind {

@@ -10,7 +10,9 @@
 mod damage;
 mod engine;
 mod file;
+mod storage;
 mod wire;
+mod work;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -25,8 +27,11 @@ pub use damage::Damage;
 pub(crate) use engine::Engine;
 use file::{File, Operation};
 pub use file::{FileId, MediumFaults, MediumFile};
+pub use storage::Storage;
 use wire::Pipe;
 pub use wire::{End, Wires};
+pub(crate) use work::Work;
+use work::Working;
 
 /// The unit in which media keep data, in bytes.
 const PAGE: usize = 4096;
@@ -56,6 +61,8 @@ enum Happening {
     Land(usize),
     /// The completion of a file operation reaches the process.
     Complete(usize),
+    /// A thread beside a shard does a piece of work.
+    Work(usize),
 }
 
 struct Process {
@@ -93,6 +100,8 @@ struct State {
     /// By number; the count so far.
     operations: BTreeMap<usize, Operation>,
     started: usize,
+    /// By number, as operations.
+    working: BTreeMap<usize, Working>,
     /// Messages sent and operations started by reactors.
     activity: u64,
 }
@@ -139,6 +148,7 @@ impl World {
             files: Vec::new(),
             operations: BTreeMap::new(),
             started: 0,
+            working: BTreeMap::new(),
             activity: 0,
         };
         World { state: Arc::new(Mutex::new(state)), time: Arc::new(AtomicU64::new(start)) }
@@ -176,6 +186,7 @@ impl World {
         }
         state.processes[process.0].ready.clear();
         state.leave_files(process, death);
+        state.leave_work(process);
         if death == Death::Killed {
             state.killed(process);
         }
@@ -201,6 +212,7 @@ impl World {
                 Happening::Deliver(pipe) => state.deliver(pipe),
                 Happening::Land(operation) => state.land(operation),
                 Happening::Complete(operation) => state.complete(operation),
+                Happening::Work(number) => state.work(number),
             }
         }
         state.now = state.now.max(to.0);

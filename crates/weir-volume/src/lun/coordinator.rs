@@ -234,6 +234,11 @@ impl Coordinator {
         }
     }
 
+    /// Plants a bug, for the simulator.
+    pub fn plant(&mut self, planted: Planted) {
+        self.planted = planted;
+    }
+
     /// Whether nothing is to be done.
     #[must_use]
     pub fn is_idle(&self) -> bool {

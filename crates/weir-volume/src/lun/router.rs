@@ -252,6 +252,11 @@ impl Router {
         }
     }
 
+    /// Plants a bug, for the simulator.
+    pub fn plant(&mut self, planted: Planted) {
+        self.planted = planted;
+    }
+
     /// Requests without an answer.
     #[must_use]
     pub fn in_flight(&self) -> usize {

@@ -61,8 +61,6 @@ pub struct RoutedOptions {
     pub logical_block: u32,
     /// Most requests in flight.
     pub depth: usize,
-    /// The LUN is a disk with a mechanism and no write cache.
-    pub waits_for_rotation: bool,
     /// Requests that need a coordinator wait for one for this long, and fail then (P9).
     pub coordinator_wait: Duration,
     /// Writes wait for space on a full volume for this long; zero: they fail at once.
@@ -121,6 +119,7 @@ pub struct RoutedBacking {
     incoming: BufferPool,
     zeroes: Rc<Region>,
     counts: RouteCounts,
+    planted: Planted,
 }
 
 impl RoutedBacking {
@@ -130,7 +129,7 @@ impl RoutedBacking {
     /// No memory.
     pub fn new(
         reactor: &mut Reactor,
-        lun: Option<std::fs::File>,
+        lun: Option<SharedFile>,
         options: RoutedOptions,
     ) -> io::Result<RoutedBacking> {
         let id = reactor.new_owner();
@@ -155,7 +154,7 @@ impl RoutedBacking {
             coordinator_wait: options.coordinator_wait,
             overdue_at: reactor.now() + options.coordinator_wait,
             newly_overdue: false,
-            lun: lun.map(|lun| UringEngine::new(SharedFile::on_disk(lun, options.waits_for_rotation), id)),
+            lun: lun.map(|lun| UringEngine::new(lun, id)),
             fenced: false,
             newly_fenced: false,
             probe_at: Nanos::NEVER,
@@ -178,7 +177,20 @@ impl RoutedBacking {
             incoming: BufferPool::new(LARGEST_BUFFER),
             zeroes: Rc::new(Region::new(ZEROES)?),
             counts: RouteCounts::default(),
+            planted: Planted::default(),
         })
+    }
+
+    /// Plants a bug, for the simulator.
+    pub fn plant(&mut self, planted: Planted) {
+        self.core.plant(planted);
+        self.planted = planted;
+    }
+
+    /// What it holds, and what is under way.
+    #[must_use]
+    pub fn router(&self) -> &Router {
+        &self.core
     }
 
     /// Requests, by their way.

@@ -3,14 +3,15 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::FallocateFlags;
 use weir_block::IoError;
 
-use crate::lun::filesystem::FilesystemError;
 use crate::lun::filesystem::extents::{extents, layout};
 use crate::lun::filesystem::space::{Zeroes, allocate};
+use crate::lun::filesystem::{FilesystemError, Mounted};
 use crate::lun::leases::Piece;
 use crate::lun::router::Range;
 
@@ -19,6 +20,45 @@ const KEPT_FREE: u64 = 64 << 20;
 
 /// The layout of a range after the work, or why it has failed.
 pub type Layout = Result<Vec<Piece>, IoError>;
+
+/// A change of a disk's layout that somebody else wants.
+pub type Change = Box<dyn FnOnce(&File) -> io::Result<()> + Send>;
+
+/// The work on a disk's file that blocks. A thread beside the shard calls it; what it answers is durable. A simulation has a file of its own.
+pub trait FileWork: Send + Sync {
+    /// For messages.
+    fn path(&self) -> &Path;
+
+    /// Makes what was written durable, with its blocks, and looks at each range then.
+    fn commit(&self, ranges: &[Range]) -> Vec<Layout>;
+
+    /// The layout of a range, which is durable: a job that has failed may have left blocks that are not.
+    ///
+    /// # Errors
+    /// The filesystem's.
+    fn look(&self, range: Range) -> Layout;
+
+    /// Frees a range, which reads as zeroes then. The layout is that of `around`.
+    ///
+    /// # Errors
+    /// The filesystem's.
+    fn punch(&self, range: Range, around: Range) -> Layout;
+
+    /// Writes zeroes wherever a range has no written blocks. `None` in place of the layout: there is too little space.
+    ///
+    /// # Errors
+    /// The filesystem's.
+    fn allocate(&self, range: Range) -> Result<Option<Vec<Piece>>, IoError>;
+
+    /// Makes a change of the layout.
+    ///
+    /// # Errors
+    /// The change's, or the filesystem's.
+    fn change(&self, change: Change) -> Result<(), IoError>;
+
+    /// Whether the filesystem works, and this node reaches the LUN ([`Mounted::is_usable`]).
+    fn is_usable(&self) -> bool;
+}
 
 /// A file, for threads.
 #[derive(Debug)]
@@ -29,11 +69,16 @@ pub struct WorkFile {
     pub path: PathBuf,
     /// Written where space is allocated.
     pub zeroes: Zeroes,
+    /// Kept while anything may be under way: the unmount waits for it.
+    pub mounted: Arc<Mounted>,
 }
 
-impl WorkFile {
-    /// Makes what was written durable, with its blocks, and looks at each range then.
-    pub fn commit(&self, ranges: &[Range]) -> Vec<Layout> {
+impl FileWork for WorkFile {
+    fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn commit(&self, ranges: &[Range]) -> Vec<Layout> {
         match self.file.sync_data() {
             Ok(()) => ranges.iter().map(|range| self.map(*range)).collect(),
             Err(error) => {
@@ -43,26 +88,19 @@ impl WorkFile {
         }
     }
 
-    /// The layout of a range, which is durable: a job that has failed may have left blocks that are not.
-    pub fn look(&self, range: Range) -> Layout {
+    fn look(&self, range: Range) -> Layout {
         self.file.sync_data().map_err(|error| io_error(&error, "making a disk's extents durable"))?;
         self.map(range)
     }
 
-    fn map(&self, range: Range) -> Layout {
-        layout(&self.file, range.0..range.1).map_err(|error| io_error(&error, "looking at a disk's extents"))
-    }
-
-    /// Frees a range, which reads as zeroes then.
-    pub fn punch(&self, range: Range, around: Range) -> Layout {
+    fn punch(&self, range: Range, around: Range) -> Layout {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         rustix::fs::fallocate(self.file.as_fd(), flags, range.0, range.1 - range.0)
             .map_err(|error| io_error(&error.into(), "freeing a range of a disk"))?;
         self.look(around)
     }
 
-    /// Writes zeroes wherever a range has no written blocks. `None` in place of the layout: there is too little space.
-    pub fn allocate(&self, range: Range) -> Result<Option<Vec<Piece>>, IoError> {
+    fn allocate(&self, range: Range) -> Result<Option<Vec<Piece>>, IoError> {
         let failed = |error: io::Error| io_error(&error, "allocating space ahead");
         let space = rustix::fs::fstatvfs(&self.file).map_err(|error| failed(error.into()))?;
         if space.f_bavail.saturating_mul(space.f_frsize) < range.1 - range.0 + KEPT_FREE {
@@ -76,6 +114,21 @@ impl WorkFile {
         }
         self.fill((at, range.1))?;
         self.look(range).map(Some)
+    }
+
+    fn change(&self, change: Change) -> Result<(), IoError> {
+        let changed = change(&self.file).and_then(|()| self.file.sync_data());
+        changed.map_err(|error| io_error(&error, "changing a disk's file"))
+    }
+
+    fn is_usable(&self) -> bool {
+        self.mounted.is_usable()
+    }
+}
+
+impl WorkFile {
+    fn map(&self, range: Range) -> Layout {
+        layout(&self.file, range.0..range.1).map_err(|error| io_error(&error, "looking at a disk's extents"))
     }
 
     fn fill(&self, (start, end): Range) -> Result<(), IoError> {

@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use weir_block::{Buffer, Code, ErrorKind, IoError, Reactor, WriteSource};
 
-use super::file_work::{Layout, WorkFile};
+use super::file_work::{FileWork, Layout};
 use super::peer::PeerError;
 use super::{Done, Flush, PANICKED, ServedDisk, Slot, Waiting, Working};
 use crate::lun::coordinator::{self, Job};
 use crate::lun::leases::{Lease, Piece};
 use crate::lun::redirect::{Data, ToOwner};
 use crate::lun::router::{Kind, Range};
+use crate::planted::Bug;
 
 /// Errors that may be of this node, its mount or its path alone.
 const MAY_BE_OF_NODE: [i32; 6] =
@@ -74,12 +75,7 @@ impl ServedDisk {
         let Some(work) = self.changes.remove(&change) else {
             return Err(IoError::new(ErrorKind::Bug, Code::Io, "a change that nobody wants"));
         };
-        self.on_thread(reactor, true, slot, move |file| {
-            let changed = work(&file.file).and_then(|()| file.file.sync_data());
-            changed.map(|()| Vec::new()).map_err(|error| {
-                IoError::from_errno(error.raw_os_error().unwrap_or(libc::EIO), "changing a disk's file")
-            })
-        })
+        self.on_thread(reactor, true, slot, move |file| file.change(work).map(|()| Vec::new()))
     }
 
     fn on_thread(
@@ -87,11 +83,11 @@ impl ServedDisk {
         reactor: &mut Reactor,
         is_long: bool,
         slot: usize,
-        work: impl FnOnce(&WorkFile) -> Layout + Send + 'static,
+        work: impl FnOnce(&dyn FileWork) -> Layout + Send + 'static,
     ) -> Result<(), IoError> {
         let file = Arc::clone(&self.work);
         let offload = if is_long { &mut self.long } else { &mut self.short };
-        let work = move || Done::Looked(slot, work(&file));
+        let work = move || Done::Looked(slot, work(&*file));
         offload.ask(reactor, work, Done::Looked(slot, Err(PANICKED))).map_err(no_thread)
     }
 
@@ -143,7 +139,9 @@ impl ServedDisk {
             if !self.has_space(range) {
                 self.ahead.found_none(range, self.size);
             }
-            self.layout.clear(gives_up);
+            if !self.planted.has(Bug::KeepKnownLayout) {
+                self.layout.clear(gives_up);
+            }
         }
         let source = self.source(data, range.1 - range.0)?;
         // What is not in place is made durable with its blocks.
@@ -184,7 +182,7 @@ impl ServedDisk {
             },
             Some(Slot::Job(Working { what, .. })) => match (*what, done) {
                 (Job::Request { request, .. }, Ok(_)) if request.kind == Kind::Write => {
-                    match self.is_in_place(request.range) {
+                    match self.is_in_place(request.range) || self.planted.has(Bug::AnswerBeforeCommit) {
                         true => self.finish(reactor, slot, Ok(()), Vec::new()),
                         false => self.commits.arrive(slot),
                     }
@@ -291,8 +289,8 @@ impl ServedDisk {
         match error.errno {
             libc::EBADE | libc::EPERM | libc::EROFS => self.judged(reactor, slot, error, true),
             errno if MAY_BE_OF_NODE.contains(&errno) && !is_flush => {
-                let mounted = Arc::clone(&self.mounted);
-                let look = move || Done::Judged(slot, error, !mounted.is_usable());
+                let file = Arc::clone(&self.work);
+                let look = move || Done::Judged(slot, error, !file.is_usable());
                 if self.short.ask(reactor, look, Done::Judged(slot, error, false)).is_err() {
                     self.judged(reactor, slot, error, false);
                 }

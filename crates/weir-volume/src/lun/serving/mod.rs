@@ -11,29 +11,27 @@ mod opened;
 mod peer;
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fs::File;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
 use slab::Slab;
 use weir_block::{
-    Action, Buffer, BufferPool, Code, ErrorKind, Event, Group, IoError, OwnerId, Reactor, Region, SharedFile,
-    Stream, Token,
+    Action, Buffer, BufferPool, Code, ErrorKind, Event, Group, IoError, OwnerId, Reactor, Region, Stream,
+    Token,
 };
 
 use super::coordinator::{self, Coordinator, Effect, Job};
-use super::filesystem::Mounted;
 use super::leases::{Lease, Leases, Piece};
 use super::redirect::{Data, ToCoordinator, ToOwner};
 use super::router::{Kind, Range};
 use crate::backing::engine_uring::UringEngine;
 use crate::offload::Offload;
-use crate::planted::Planted;
+use crate::planted::{Bug, Planted};
 use ahead::Ahead;
 use dispatch::Held;
 pub use dispatch::{Dispatch, Redirected};
-use file_work::{Layout, WorkFile};
+pub use file_work::{Change, FileWork, Layout};
 pub use opened::{OpenedDisk, open_lun};
 use peer::{Peer, PeerError};
 
@@ -67,9 +65,6 @@ const STOPPING: IoError =
 
 /// Of work that has ended in a panic, which is in the log.
 const PANICKED: IoError = IoError::new(ErrorKind::Bug, Code::Io, "work on a disk's file");
-
-/// A change of a disk's layout that somebody else wants.
-pub type Change = Box<dyn FnOnce(&File) -> io::Result<()> + Send>;
 
 /// A job that has begun.
 #[derive(Clone, Copy)]
@@ -114,9 +109,8 @@ pub struct ServedDisk {
     /// The least epoch of an owner (P2).
     owner_epoch: u64,
     id: OwnerId,
-    /// Kept while anything may be under way: the unmount waits for it.
-    mounted: Arc<Mounted>,
-    work: Arc<WorkFile>,
+    /// For what blocks.
+    work: Arc<dyn FileWork>,
     file: UringEngine,
     lun: UringEngine,
     size: u64,
@@ -154,6 +148,7 @@ pub struct ServedDisk {
     /// The LUN, or the filesystem, has refused I/O, and nobody has heard of that yet.
     newly_refused: bool,
     stops: bool,
+    planted: Planted,
 }
 
 impl ServedDisk {
@@ -169,17 +164,16 @@ impl ServedDisk {
         owner: Option<u64>,
         dispatch: Option<Box<dyn Dispatch>>,
     ) -> io::Result<ServedDisk> {
-        let OpenedDisk { mounted, work, file, lun, waits_for_rotation, size } = opened;
+        let OpenedDisk { work, file, lun, size } = opened;
         let id = reactor.new_owner();
         Ok(ServedDisk {
             core: Coordinator::new(owner.is_some(), PIECE, Planted::default()),
             epoch,
             owner_epoch: owner.unwrap_or(0),
             id,
-            mounted,
             work,
-            file: UringEngine::new(SharedFile::on_disk(file, waits_for_rotation), id),
-            lun: UringEngine::new(SharedFile::on_disk(lun, waits_for_rotation), id),
+            file: UringEngine::new(file, id),
+            lun: UringEngine::new(lun, id),
             size,
             slots: Slab::new(),
             waiting: BTreeMap::new(),
@@ -203,7 +197,14 @@ impl ServedDisk {
             zeroes: Rc::new(Region::new(ZEROES)?),
             newly_refused: false,
             stops: false,
+            planted: Planted::default(),
         })
+    }
+
+    /// Plants a bug, for the simulator.
+    pub fn plant(&mut self, planted: Planted) {
+        self.core.plant(planted);
+        self.planted = planted;
     }
 
     /// The owner of its events.
@@ -415,11 +416,13 @@ impl ServedDisk {
             return;
         }
         if let Some(reason) = reason {
-            tracing::warn!(disk = %self.work.path.display(), %reason, "the connection of a disk's owner ended");
+            tracing::warn!(disk = %self.work.path().display(), %reason, "the connection of a disk's owner ended");
         }
         let had_greeted = self.peer.has_greeted();
         self.peer.close(reactor);
-        self.waiting.clear();
+        if !self.planted.has(Bug::KeepWaiting) {
+            self.waiting.clear();
+        }
         self.ahead.clear();
         if had_greeted {
             self.step(reactor, coordinator::Event::OwnerLost);
@@ -442,7 +445,7 @@ impl ServedDisk {
         let is_owner = matches!(&first, ToCoordinator::Hello { epoch }
             if *epoch >= self.owner_epoch && *epoch <= most && messages.is_empty() && !self.stops);
         if !is_owner {
-            let disk = self.work.path.display();
+            let disk = self.work.path().display();
             tracing::warn!(%disk, message = ?first, "not the disk's owner: its connection ends");
             return self.drop_candidate(reactor);
         }

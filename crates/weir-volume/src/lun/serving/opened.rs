@@ -7,7 +7,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::file_work::WorkFile;
+use weir_block::SharedFile;
+
+use super::file_work::{FileWork, WorkFile};
 use crate::backing::device_queue;
 use crate::lun::filesystem::space::Zeroes;
 use crate::lun::filesystem::{FilesystemError, Kind, Mounted};
@@ -34,20 +36,23 @@ struct Attributes {
 
 /// A disk of a volume that this node coordinates, before it is on a shard.
 pub struct OpenedDisk {
-    pub(super) mounted: Arc<Mounted>,
     /// For threads.
-    pub(super) work: Arc<WorkFile>,
+    pub(super) work: Arc<dyn FileWork>,
     /// For the shard.
-    pub(super) file: File,
+    pub(super) file: SharedFile,
     /// This node's own path, for nodes that have none.
-    pub(super) lun: File,
-    /// A disk with a mechanism and no write cache.
-    pub(super) waits_for_rotation: bool,
+    pub(super) lun: SharedFile,
     /// Bytes.
     pub(super) size: u64,
 }
 
 impl OpenedDisk {
+    /// A disk of `size` bytes: its file, for what blocks and for the shard, and the LUN.
+    #[must_use]
+    pub fn new(work: Arc<dyn FileWork>, file: SharedFile, lun: SharedFile, size: u64) -> OpenedDisk {
+        OpenedDisk { work, file, lun, size }
+    }
+
     /// Opens the file of a disk in the filesystem's root directory, and the LUN. Blocks.
     ///
     /// # Errors
@@ -63,8 +68,10 @@ impl OpenedDisk {
         let in_order = mounted.open_without_times(&file).map_err(failed("open"))?;
         let lun = open_lun(mounted.lun(), true)?;
         let waits_for_rotation = device_queue::waits_for_rotation(&lun);
-        let work = Arc::new(WorkFile { file, path: path.clone(), zeroes: Zeroes::default() });
-        Ok(OpenedDisk { mounted: Arc::clone(mounted), work, file: in_order, lun, waits_for_rotation, size })
+        let work = WorkFile { file, path, zeroes: Zeroes::default(), mounted: Arc::clone(mounted) };
+        let file = SharedFile::on_disk(in_order, waits_for_rotation);
+        let lun = SharedFile::on_disk(lun, waits_for_rotation);
+        Ok(OpenedDisk::new(Arc::new(work), file, lun, size))
     }
 }
 
