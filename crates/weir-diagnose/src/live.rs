@@ -185,7 +185,7 @@ fn attribute(windows: &mut [Window], kind: &str, writes: Acknowledged) {
     let waits_for_replicas = kind == "write" && writes == Acknowledged::FromLog;
     let on_the_way = |layer: &str| match layer {
         "replicas" => waits_for_replicas,
-        "backing" => !waits_for_replicas,
+        "backing" | "redirected" | "coordinator" => !waits_for_replicas,
         _ => true,
     };
     let path: Vec<usize> = (0..windows.len()).filter(|place| on_the_way(&windows[*place].layer)).collect();
@@ -311,6 +311,21 @@ mod tests {
         let found = explain(&Look::new(), &after, Duration::from_secs(1), Acknowledged::FromBacking);
         assert_eq!(own(&found, "backing", "write"), Some(50.0));
         assert_eq!(own(&found, "replicas", "write"), None);
+    }
+
+    /// Half of the reads go through the coordinator: the time there and on the way counts for half of them.
+    #[test]
+    fn the_way_to_the_coordinator_and_its_work_are_two_figures() {
+        let after = look(&[
+            ("export", "read", totals(&[(110, 1000)])),
+            ("accel", "read", totals(&[(105, 1000)])),
+            ("backing", "read", totals(&[(100, 1000)])),
+            ("redirected", "read", totals(&[(150, 500)])),
+            ("coordinator", "read", totals(&[(90, 500)])),
+        ]);
+        let found = explain(&Look::new(), &after, Duration::from_secs(1), Acknowledged::FromLog);
+        let owns = ["backing", "redirected", "coordinator"].map(|layer| own(&found, layer, "read"));
+        assert_eq!(owns, [Some(25.0), Some(30.0), Some(45.0)]);
     }
 
     #[test]

@@ -135,6 +135,13 @@ fn all_io_goes_through_the_coordinator_when_the_operator_wants_that() {
             await_route("file-redirected");
             assert!(route().1.contains(&"user-request".to_owned()), "{:?}", route());
             std::thread::sleep(Duration::from_secs(1));
+            // The way there, and the work there.
+            let meters = client.meters(DISK).unwrap();
+            for layer in ["redirected", "coordinator"] {
+                let meter = meters.iter().find(|meter| meter.layer == layer);
+                let meter = meter.unwrap_or_else(|| panic!("{node}: no {layer} among {meters:#?}"));
+                assert!(meter.kinds.iter().any(|kind| kind.completions > 0), "{node}: {meter:#?}");
+            }
             assert!(!client.set_redirected("pool", false).unwrap().lun.unwrap().redirected);
             await_route("direct");
         });

@@ -199,6 +199,9 @@ fn of_disk() -> Router<Operations> {
         async |Ops(ops): Ops, Name(_): Name, Body(it): Body<CreateDisk>| json(ops.create_disk(it).await);
     let meters =
         async |Ops(ops): Ops, Name(name): Name| json(ops.meters(&name).await.map(|meters| Meters { meters }));
+    let served = async |Ops(ops): Ops, Name(name): Name| {
+        json(ops.served_meters(&name).await.map(|meters| Meters { meters }))
+    };
     let policy = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<SetPolicy>| {
         json(ops.set_policy(&name, it).await)
     };
@@ -256,6 +259,7 @@ fn of_disk() -> Router<Operations> {
         .route("/v1/disks/{name}/create", post(create_named))
         .route("/v1/disks/{name}/profile", get(profile).post(record))
         .route("/v1/disks/{name}/meters", get(meters))
+        .route("/v1/disks/{name}/served-meters", get(served))
         .route("/v1/disks/{name}/policy", post(policy))
         .route("/v1/disks/{name}/limit", post(limit))
         .route("/v1/disks/{name}/export", post(export))

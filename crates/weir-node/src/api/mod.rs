@@ -31,6 +31,7 @@
 //! | `POST /v1/disks/NAME/clone` ([`CloneDisk`]) | [`DiskView`], of the clone |
 //! | `POST /v1/disks/NAME/barrier` ([`Barrier`]) | [`BarrierStood`]; for other nodes |
 //! | `GET /v1/disks/NAME/meters` | [`Meters`] |
+//! | `GET /v1/disks/NAME/served-meters` | [`Meters`] of the volume's coordinator; for other nodes |
 //! | `GET /v1/disks/NAME/profile` | `weir_profile::Profile`, since the disk was opened |
 //! | `POST /v1/disks/NAME/profile` ([`RecordProfile`]) | `weir_profile::Profile`, when the time is over |
 //! | `POST /v1/disks/NAME/load` ([`RunLoad`]) | `weir_load::Summary` |

@@ -38,7 +38,32 @@ impl Operations {
         }
         let disk = name.to_owned();
         let meters = self.node.shards.ask(name, |answer| Command::Meters { disk, answer }).await?;
-        Ok(meters.ok_or_else(|| closed(name))?.iter().map(MeterView::from).collect())
+        let mut meters: Vec<MeterView> =
+            meters.ok_or_else(|| closed(name))?.iter().map(MeterView::from).collect();
+        // Without it, the way there and the work there are one figure.
+        meters.extend(self.at_coordinator(name).await);
+        Ok(meters)
+    }
+
+    /// The meter of a disk that is open here, at the coordinator of its volume. `None`: there is none, or it does not answer.
+    async fn at_coordinator(&self, name: &str) -> Option<MeterView> {
+        let volume = self.known_record(name).await.ok()?.0.volume;
+        let coordinator = self.node.coordinators.get(&volume).coordinator?;
+        if coordinator == self.node.session.node_ref() {
+            return self.served_meters(name).await.ok()?.pop();
+        }
+        let asked = self.forward_within(client::LOOK, &coordinator, name, "served-meters", NOTHING);
+        asked.await.ok().and_then(|Meters { mut meters }| meters.pop())
+    }
+
+    /// The meter of a disk's requests to this node, if it coordinates the volume.
+    ///
+    /// # Errors
+    /// The shard has ended.
+    pub async fn served_meters(&self, name: &str) -> Answer<Vec<MeterView>> {
+        let disk = name.to_owned();
+        let meter = self.node.shards.ask(name, |answer| Command::ServedMeter { disk, answer }).await?;
+        Ok(meter.iter().map(MeterView::from).collect())
     }
 
     /// The profile of a disk, since it was opened.

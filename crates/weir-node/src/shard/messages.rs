@@ -171,6 +171,8 @@ pub enum Command {
     Status { answer: oneshot::Sender<Vec<DiskStatus>> },
     /// The meters of one disk, from the export down.
     Meters { disk: String, answer: oneshot::Sender<Option<Vec<LayerMeter>>> },
+    /// The meter of a disk that this node serves to its owner, as the coordinator of its volume.
+    ServedMeter { disk: String, answer: oneshot::Sender<Option<LayerMeter>> },
     /// The profile of one disk, since it was opened.
     Profile { disk: String, answer: oneshot::Sender<Option<Box<Profile>>> },
     /// Record the profile of one disk for `length`; answered when that is over.

@@ -406,6 +406,7 @@ impl Turning {
                 let meters = self.find(&disk).map(|one| one.meters());
                 answer(to, meters);
             }
+            Command::ServedMeter { disk, answer: to } => answer(to, self.served_meter(&disk)),
             Command::Profile { disk, answer: to } => {
                 let profile = self.find(&disk).map(|one| one.profile());
                 answer(to, profile);

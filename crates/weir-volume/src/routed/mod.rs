@@ -20,7 +20,7 @@ use slab::Slab;
 use weir_block::buffer::LARGEST as LARGEST_BUFFER;
 use weir_block::{
     Action, Buffer, BufferPool, Code, Completion, Destage, ErrorKind, Event, Extent, ExtentState, IoError,
-    Layer, LayerInfo, LayerMeter, Nanos, Outcome, OwnerId, Payload, Reactor, Region, Request, RequestKind,
+    Layer, LayerInfo, LayerMeter, Meter, Nanos, Outcome, OwnerId, Payload, Reactor, Region, Request, RequestKind,
     SharedFile, Stream, Tag, Token,
 };
 
@@ -119,6 +119,8 @@ pub struct RoutedBacking {
     incoming: BufferPool,
     zeroes: Rc<Region>,
     counts: RouteCounts,
+    /// Of what the coordinator does for this disk: from the message to its answer.
+    redirected: Meter,
     planted: Planted,
 }
 
@@ -177,6 +179,7 @@ impl RoutedBacking {
             incoming: BufferPool::new(LARGEST_BUFFER),
             zeroes: Rc::new(Region::new(ZEROES)?),
             counts: RouteCounts::default(),
+            redirected: Meter::new(),
             planted: Planted::default(),
         })
     }
@@ -235,7 +238,7 @@ impl RoutedBacking {
             tracing::warn!(%reason, "the connection to a volume's coordinator ended");
         }
         self.link.close(reactor);
-        self.parts.retain(|_, part| part.route == Route::Direct);
+        self.forget_redirected(reactor);
         self.held[BY_COORDINATOR].clear();
         self.start_waiting(reactor);
         self.step(reactor, router::Event::CoordinatorLost);
@@ -336,6 +339,7 @@ impl RoutedBacking {
                 let Some(data) = self.data(request.id, request.range) else { return false };
                 let durable = self.request(request.id).is_some_and(|pending| pending.durable);
                 self.counts.file += 1;
+                self.begin_redirected(reactor, request.id);
                 self.link.send(reactor, ToCoordinator::Redirected { request, gives_up, durable, data });
                 true
             }
@@ -358,6 +362,7 @@ impl RoutedBacking {
                 self.step(reactor, router::Event::CoordinatorFound);
             }
             ToOwner::Answer { id, result, grants, data } => {
+                self.end_redirected(reactor, id, result.is_ok());
                 if let Some(data) = data {
                     self.take_data(id, None, data)?;
                 } else if result.is_ok() && self.request(id).is_some_and(|one| one.kind == RequestKind::Read)
@@ -493,7 +498,8 @@ impl RoutedBacking {
             }
             Request::Flush { .. } => (Kind::Flush, true, Source::None, None),
         };
-        let pending = Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait };
+        let pending =
+            Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait, redirected: None };
         self.accept(reactor, route_kind, range, pending);
     }
 
@@ -519,6 +525,7 @@ impl RoutedBacking {
         if self.request(id).is_none() {
             return;
         }
+        self.end_redirected(reactor, id, false);
         let mut pending = self.pending.remove(id as u32 as usize);
         match result {
             Err(error) if is_full(&error) && pending.needs_space() => {
@@ -618,7 +625,9 @@ impl Layer for RoutedBacking {
         self.pending.len() + self.space.len() + self.ready.len()
     }
 
-    fn meters(&self, _out: &mut Vec<LayerMeter>) {}
+    fn meters(&self, out: &mut Vec<LayerMeter>) {
+        out.push(LayerMeter { layer: "redirected", meter: self.redirected.clone() });
+    }
 }
 
 impl Destage for RoutedBacking {
@@ -638,7 +647,8 @@ impl Destage for RoutedBacking {
         let (length, source) = (length as u64, Source::Gather(region, pieces));
         let kind = RequestKind::Write;
         let (durable, buffer, wait) = (false, None, Wait::NONE);
-        let pending = Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait };
+        let pending =
+            Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait, redirected: None };
         self.accept(reactor, Kind::Write, (offset, offset + length), pending);
     }
 }

@@ -1,6 +1,6 @@
 //! Parts of requests on the LUN, by this node or by the coordinator.
 
-use weir_block::{Buffer, IoError, Reactor, RequestKind};
+use weir_block::{Buffer, IoError, Nanos, Reactor, RequestKind};
 
 use super::link::LinkError;
 use super::{PROBE_EVERY, RoutedBacking};
@@ -19,7 +19,9 @@ pub struct Part {
     pub id: u64,
     /// Its bytes; empty for a flush.
     pub range: router::Range,
-    pub route: Route,
+    pub kind: RequestKind,
+    /// Since when the coordinator has it.
+    pub sent: Option<Nanos>,
     /// In messages.
     number: u64,
     /// Of a read: the buffer is the whole request's.
@@ -27,12 +29,20 @@ pub struct Part {
 }
 
 impl RoutedBacking {
-    fn insert(&mut self, id: u64, range: router::Range, route: Route, is_whole: bool) -> (u32, u64) {
+    fn insert(&mut self, id: u64, kind: RequestKind, range: router::Range, is_whole: bool) -> (u32, u64) {
         self.serial = self.serial.wrapping_add(1);
-        let slot = self.parts.insert(Part { id, range, route, number: 0, is_whole });
+        let slot = self.parts.insert(Part { id, range, kind, sent: None, number: 0, is_whole });
         let number = OF_PART | u64::from(self.serial & (u32::MAX >> 1)) << 32 | slot as u64;
         self.parts[slot].number = number;
         (slot as u32, number)
+    }
+
+    /// The coordinator gets a part.
+    fn sent(&mut self, reactor: &Reactor, slot: u32) {
+        let now = reactor.now();
+        let part = &mut self.parts[slot as usize];
+        part.sent = Some(now);
+        self.redirected.arrive(part.kind, now);
     }
 
     fn is_whole(&self, id: u64, piece: Piece) -> bool {
@@ -51,13 +61,13 @@ impl RoutedBacking {
             let Some(buffer) = own.or_else(|| self.memory((range.1 - range.0) as usize)) else {
                 return false;
             };
-            let (slot, _) = self.insert(id, range, Route::Direct, is_whole);
+            let (slot, _) = self.insert(id, RequestKind::Read, range, is_whole);
             if let Some(lun) = &self.lun {
                 lun.read(reactor, slot, at, buffer);
             }
         } else {
             let (durable, source) = (pending.durable, pending.source_of(range, &self.zeroes));
-            let (slot, _) = self.insert(id, range, Route::Direct, is_whole);
+            let (slot, _) = self.insert(id, RequestKind::Write, range, is_whole);
             if let Some(lun) = &self.lun {
                 lun.write(reactor, slot, at, source, durable);
             }
@@ -78,8 +88,9 @@ impl RoutedBacking {
         let Some(data) = self.data(id, range) else { return false };
         let Some(pending) = self.request(id) else { return true };
         let (durable, kind) = (pending.durable, pending.kind);
+        let (slot, number) = self.insert(id, kind, range, false);
+        self.sent(reactor, slot);
         let kind = if kind == RequestKind::Read { Kind::Read } else { Kind::Write };
-        let (_, number) = self.insert(id, range, Route::Block, false);
         match by_file {
             true => self.counts.file += 1,
             false => self.counts.block += 1,
@@ -90,14 +101,17 @@ impl RoutedBacking {
     }
 
     pub(super) fn begin_flush(&mut self, reactor: &mut Reactor, id: u64, route: Route) -> bool {
-        let (slot, number) = self.insert(id, (0, 0), route, true);
+        let (slot, number) = self.insert(id, RequestKind::Flush, (0, 0), true);
         match (route, &self.lun) {
             (Route::Direct, Some(lun)) => lun.sync(reactor, slot),
             (Route::Direct, None) => {
                 self.parts.remove(slot as usize);
                 self.step(reactor, router::Event::Answered { id, ok: false });
             }
-            (Route::Block | Route::File, _) => self.link.send(reactor, ToCoordinator::Flush(number)),
+            (Route::Block | Route::File, _) => {
+                self.sent(reactor, slot);
+                self.link.send(reactor, ToCoordinator::Flush(number));
+            }
         }
         true
     }
@@ -161,7 +175,10 @@ impl RoutedBacking {
         if self.parts.get(slot).is_none_or(|part| part.number != number) {
             return Err(LinkError::Unknown);
         }
-        let Part { id, range, .. } = self.parts.remove(slot);
+        let Part { id, range, kind, sent, .. } = self.parts.remove(slot);
+        if let Some(sent) = sent {
+            self.redirected.complete(kind, range.1 - range.0, sent, reactor.now(), result.is_ok());
+        }
         let is_read = self.request(id).is_some_and(|pending| pending.kind == RequestKind::Read);
         match data {
             Some(data) => self.take_data(id, Some(range), data)?,

@@ -2,10 +2,11 @@
 
 use std::rc::Rc;
 
-use weir_block::{Buffer, Region, RequestKind, Tag, WriteSource};
+use weir_block::{Buffer, Nanos, Region, RequestKind, Tag, WriteSource};
 
 use super::RoutedBacking;
 use super::link::LinkError;
+use super::parts::Part;
 use crate::full::Wait;
 use crate::lun::redirect::Data;
 use crate::lun::router::Range;
@@ -42,6 +43,8 @@ pub struct Pending {
     pub buffer: Option<Buffer>,
     /// For space.
     pub wait: Wait,
+    /// Since when the coordinator has it, to do through its filesystem.
+    pub redirected: Option<Nanos>,
 }
 
 impl Pending {
@@ -80,6 +83,37 @@ fn slice(
 }
 
 impl RoutedBacking {
+    /// The coordinator has got a request.
+    pub(super) fn begin_redirected(&mut self, reactor: &Reactor, id: u64) {
+        let now = reactor.now();
+        let Some(pending) = self.request_mut(id) else { return };
+        pending.redirected = Some(now);
+        let kind = pending.kind;
+        self.redirected.arrive(kind, now);
+    }
+
+    /// The coordinator has answered a request, or will not.
+    pub(super) fn end_redirected(&mut self, reactor: &Reactor, id: u64, is_done: bool) {
+        let Some(pending) = self.request_mut(id) else { return };
+        let (kind, length) = (pending.kind, pending.length);
+        if let Some(sent) = pending.redirected.take() {
+            self.redirected.complete(kind, length, sent, reactor.now(), is_done);
+        }
+    }
+
+    /// What the coordinator has is not answered any more.
+    pub(super) fn forget_redirected(&mut self, reactor: &Reactor) {
+        let ids: Vec<u64> = self.pending.iter().map(|(_, pending)| pending.id).collect();
+        ids.into_iter().for_each(|id| self.end_redirected(reactor, id, false));
+        let now = reactor.now();
+        for (_, Part { kind, range, sent, .. }) in &self.parts {
+            if let Some(sent) = sent {
+                self.redirected.complete(*kind, range.1 - range.0, *sent, now, false);
+            }
+        }
+        self.parts.retain(|_, part| part.sent.is_none());
+    }
+
     /// The bytes of a part of a request, for a message. `None`: there is no memory now.
     pub(super) fn data(&self, id: u64, (start, end): Range) -> Option<Data> {
         let Some(pending) = self.request(id) else { return Some(Data::None) };

@@ -6,7 +6,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use weir_block::{Code, ErrorKind, Event, IoError, Nanos, Stream};
+use weir_block::{Code, ErrorKind, Event, IoError, LayerMeter, Nanos, Stream};
 use weir_volume::CoordinatorWay;
 use weir_volume::lun::serving::ServedDisk;
 
@@ -134,6 +134,11 @@ impl Turning {
         if let Some(slot) = self.slot_of(name) {
             self.disks[slot].coordinator(&mut self.reactor, way);
         }
+    }
+
+    pub(super) fn served_meter(&self, name: &str) -> Option<LayerMeter> {
+        let served = self.served.iter().find(|(_, served)| served.name == name);
+        served.map(|(_, served)| served.disk.borrow().meter())
     }
 
     /// When one needs a turn though no event comes.

@@ -28,12 +28,12 @@ impl ServedDisk {
         let begun = match what {
             Job::Request { request, gives_up } => match request.kind {
                 Kind::Read => {
-                    self.waiting.remove(&request.id);
+                    self.asked.begin(request.id);
                     self.read_file(reactor, slot, request.range)
                 }
                 Kind::Write => self.write_file(reactor, slot, (request.id, request.range), gives_up),
                 Kind::Punch => {
-                    self.waiting.remove(&request.id);
+                    self.asked.begin(request.id);
                     self.layout.clear(gives_up);
                     let range = (request.range.0, request.range.1);
                     let around = (gives_up.0, gives_up.1.min(self.size));
@@ -112,7 +112,7 @@ impl ServedDisk {
         let length = piece.end - piece.start;
         let buffer = if kind == Kind::Read { Some(self.buffer(length)?) } else { None };
         let (Some(Waiting { data, durable, by_file }), Lease::ReadWrite(at) | Lease::ReadOnly(at)) =
-            (self.waiting.remove(&id), piece.lease)
+            (self.asked.begin(id), piece.lease)
         else {
             return Err(IoError::new(ErrorKind::Bug, Code::Io, "block I/O without blocks"));
         };
@@ -131,7 +131,7 @@ impl ServedDisk {
         (id, range): (u64, Range),
         gives_up: Range,
     ) -> Result<(), IoError> {
-        let Some(Waiting { data, durable, .. }) = self.waiting.remove(&id) else {
+        let Some(Waiting { data, durable, .. }) = self.asked.begin(id) else {
             return Err(IoError::new(ErrorKind::Bug, Code::Io, "a redirected write without data"));
         };
         let is_in_place = self.is_in_place(range);
@@ -177,7 +177,7 @@ impl ServedDisk {
         let done = result.map_err(|errno| IoError::from_errno(errno, "I/O of the volume's coordinator"));
         match self.slots.get(slot) {
             Some(Slot::Flush(_)) => match done {
-                Ok(_) => self.flushed(slot, Ok(())),
+                Ok(_) => self.flushed(reactor, slot, Ok(())),
                 Err(error) => self.judge(reactor, slot, error),
             },
             Some(Slot::Job(Working { what, .. })) => match (*what, done) {
@@ -201,10 +201,10 @@ impl ServedDisk {
                             Job::Block { id, .. } => id,
                             Job::Change { .. } | Job::Prepare { .. } => return,
                         };
-                        self.read.insert(id, buffer);
+                        self.read = Some((id, buffer));
                         self.finish(reactor, slot, Ok(()), Vec::new());
                         // Nobody waits for it if the connection is gone.
-                        self.read.remove(&id);
+                        self.read = None;
                     } else {
                         self.finish(reactor, slot, Ok(()), Vec::new());
                     }
@@ -305,17 +305,18 @@ impl ServedDisk {
             self.drop_peer(reactor, Some(&PeerError::Refused(error)));
         }
         match self.slots.get(slot) {
-            Some(Slot::Flush(_)) => self.flushed(slot, Err(error)),
+            Some(Slot::Flush(_)) => self.flushed(reactor, slot, Err(error)),
             Some(Slot::Job(_)) => self.end(reactor, slot, Err(error), Vec::new()),
             None => {}
         }
     }
 
-    fn flushed(&mut self, slot: usize, result: Result<(), IoError>) {
+    fn flushed(&mut self, reactor: &Reactor, slot: usize, result: Result<(), IoError>) {
         if let Slot::Flush(Flush { id, connection }) = self.slots.remove(slot)
             && connection == self.connection
             && self.peer.is_there()
         {
+            self.answer(reactor, id, result);
             self.peer.send(ToOwner::Flushed { id, result });
         }
     }

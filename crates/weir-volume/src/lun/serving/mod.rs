@@ -4,6 +4,7 @@
 //! two threads: one for what is short, one for what is long.
 
 pub mod ahead;
+mod asked;
 mod dispatch;
 mod file_work;
 mod jobs;
@@ -17,8 +18,8 @@ use std::sync::Arc;
 
 use slab::Slab;
 use weir_block::{
-    Action, Buffer, BufferPool, Code, ErrorKind, Event, Group, IoError, OwnerId, Reactor, Region, Stream,
-    Token,
+    Action, Buffer, BufferPool, Code, ErrorKind, Event, Group, IoError, LayerMeter, OwnerId, Reactor, Region,
+    Stream, Token,
 };
 
 use super::coordinator::{self, Coordinator, Effect, Job};
@@ -29,6 +30,8 @@ use crate::backing::engine_uring::UringEngine;
 use crate::offload::Offload;
 use crate::planted::{Bug, Planted};
 use ahead::Ahead;
+pub(crate) use asked::meter_kind;
+use asked::{Asked, Waiting};
 use dispatch::Held;
 pub use dispatch::{Dispatch, Redirected};
 pub use file_work::{Change, FileWork, Layout};
@@ -94,13 +97,6 @@ enum Done {
     Judged(usize, IoError, bool),
 }
 
-/// A request's data, until it begins.
-struct Waiting {
-    data: Data,
-    durable: bool,
-    by_file: bool,
-}
-
 /// One disk of a volume that this node coordinates.
 pub struct ServedDisk {
     core: Coordinator,
@@ -115,10 +111,10 @@ pub struct ServedDisk {
     lun: UringEngine,
     size: u64,
     slots: Slab<Slot>,
-    /// Requests that have not begun, by their id; block I/O begins at once.
-    waiting: BTreeMap<u64, Waiting>,
-    /// Data of reads, until they are answered.
-    read: BTreeMap<u64, Buffer>,
+    /// Requests without an answer.
+    asked: Asked,
+    /// The data of a read that is answered now, and its number.
+    read: Option<(u64, Buffer)>,
     /// What is durable of the file's layout, as far as it is known.
     layout: Leases,
     /// Writes that are to be made durable together.
@@ -176,8 +172,8 @@ impl ServedDisk {
             lun: UringEngine::new(lun, id),
             size,
             slots: Slab::new(),
-            waiting: BTreeMap::new(),
-            read: BTreeMap::new(),
+            asked: Asked::default(),
+            read: None,
             layout: Leases::default(),
             commits: Group::default(),
             short: Offload::new("weir-disk", Token { owner: id, slot: SHORT }),
@@ -254,6 +250,12 @@ impl ServedDisk {
     #[must_use]
     pub fn is_connected(&self, connection: u64) -> bool {
         connection == self.connection && self.peer.is_there()
+    }
+
+    /// Measures the owner's requests from the message to the answer.
+    #[must_use]
+    pub fn meter(&self) -> LayerMeter {
+        LayerMeter { layer: "coordinator", meter: self.asked.meter().clone() }
     }
 
     /// Bytes.
@@ -421,7 +423,7 @@ impl ServedDisk {
         let had_greeted = self.peer.has_greeted();
         self.peer.close(reactor);
         if !self.planted.has(Bug::KeepWaiting) {
-            self.waiting.clear();
+            self.asked.clear(reactor.now());
         }
         self.ahead.clear();
         if had_greeted {
@@ -480,9 +482,7 @@ impl ServedDisk {
             _ if !self.peer.is_welcome() => return Err(PeerError::Order("a message before the welcome")),
             ToCoordinator::Redirected { request, gives_up, durable, data } => {
                 self.check(request.range)?;
-                if self.waiting.contains_key(&request.id) {
-                    return Err(PeerError::Order("two requests of one number"));
-                }
+                self.check_number(request.id)?;
                 let expected = match request.kind.changes() {
                     true => super::router::neighbourhood(request.range, PIECE),
                     false => (request.range.0, request.range.0),
@@ -490,7 +490,8 @@ impl ServedDisk {
                 if gives_up != expected {
                     return Err(PeerError::Order("a request that gives up something else than it may move"));
                 }
-                self.waiting.insert(request.id, Waiting { data, durable, by_file: false });
+                let (what, waiting) = (of(request.kind, request.range), Waiting { data, durable, by_file: false });
+                self.asked.arrive(request.id, what, Some(waiting), reactor.now());
                 self.step(reactor, coordinator::Event::Redirected { request, gives_up });
             }
             ToCoordinator::Block { id, kind, piece, by_file, durable, data } => {
@@ -500,10 +501,14 @@ impl ServedDisk {
                     self.peer.send(ToOwner::BlockAnswer { id, result: Err(error), data: None });
                     return Ok(());
                 }
-                self.waiting.insert(id, Waiting { data, durable, by_file });
+                self.check_number(id)?;
+                let (what, waiting) = (of(kind, (piece.start, piece.end)), Waiting { data, durable, by_file });
+                self.asked.arrive(id, what, Some(waiting), reactor.now());
                 self.step(reactor, coordinator::Event::Block { id, kind, piece });
             }
             ToCoordinator::Flush(id) => {
+                self.check_number(id)?;
+                self.asked.arrive(id, (Kind::Flush, 0), None, reactor.now());
                 let connection = self.connection;
                 let slot = self.slots.insert(Slot::Flush(Flush { id, connection }));
                 self.lun.sync(reactor, slot as u32);
@@ -513,6 +518,10 @@ impl ServedDisk {
             }
         }
         Ok(())
+    }
+
+    fn check_number(&self, id: u64) -> Result<(), PeerError> {
+        if self.asked.has(id) { Err(PeerError::Order("two requests of one number")) } else { Ok(()) }
     }
 
     fn check(&self, (start, end): Range) -> Result<(), PeerError> {
@@ -556,12 +565,11 @@ impl ServedDisk {
                 self.look_on(reactor);
             }
             Effect::Answer { id, result, grants } => {
-                let data = self.read.remove(&id);
+                let data = self.answer(reactor, id, result);
                 self.peer.send(ToOwner::Answer { id, result, grants, data });
             }
             Effect::BlockAnswer { id, result } => {
-                self.waiting.remove(&id);
-                let data = self.read.remove(&id);
+                let data = self.answer(reactor, id, result);
                 self.peer.send(ToOwner::BlockAnswer { id, result, data });
             }
             Effect::Grant(grants) => self.peer.send(ToOwner::Grant(grants)),
@@ -578,6 +586,12 @@ impl ServedDisk {
                 self.looks_again = true;
             }
         }
+    }
+
+    /// A request is answered. Returns the data if it is a read.
+    fn answer(&mut self, reactor: &Reactor, id: u64, result: Result<(), IoError>) -> Option<Buffer> {
+        self.asked.answer(id, result.is_ok(), reactor.now());
+        self.read.take_if(|(of, _)| *of == id).map(|(_, buffer)| buffer)
     }
 
     /// The owner gets what the file has, a window after the other.
@@ -597,4 +611,9 @@ impl ServedDisk {
             self.step(reactor, coordinator::Event::Prepare { range, allocates: true });
         }
     }
+}
+
+/// For the meter.
+fn of(kind: Kind, (start, end): Range) -> (Kind, u64) {
+    (kind, end - start)
 }
