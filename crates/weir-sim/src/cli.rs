@@ -39,6 +39,10 @@ pub enum Command {
     /// Simulate the protocol of a volume on a shared LUN alone: its production cores, over a filesystem that moves blocks.
     #[command(subcommand)]
     Volume(VolumeCommand),
+    /// Simulate a disk of a volume on a shared LUN: the production shells of its owner and of the coordinator, with their connections and I/O,
+    /// between nodes that are killed.
+    #[command(subcommand)]
+    Shells(VolumeCommand),
     /// Simulate who coordinates a volume on a shared LUN: the production core of claim, fences and mount, between nodes that die, beside
     /// kernels that write without being asked.
     #[command(subcommand)]
@@ -173,7 +177,7 @@ pub enum VolumeCommand {
 fn volume_bug(name: &str) -> Result<weir_volume::planted::Bug, String> {
     let mut all = weir_volume::planted::Bug::all();
     all.find(|bug| bug.name() == name).ok_or_else(|| {
-        "not a planted bug; `weir-sim volume bugs` and `weir-sim claims bugs` list them".into()
+        "not a planted bug; `weir-sim volume bugs`, `claims bugs` and `shells bugs` list them".into()
     })
 }
 

@@ -28,6 +28,7 @@ fn main() -> ExitCode {
         Command::States(command) => states(command),
         Command::Right(command) => right_cli::run(command),
         Command::Volume(command) => volume_cli::run(&volume_cli::FILES, command),
+        Command::Shells(command) => volume_cli::run(&volume_cli::SHELLS, command),
         Command::Claims(command) => volume_cli::run(&volume_cli::CLAIMS, command),
         Command::Atlas => {
             print::atlas(&FAULTS);

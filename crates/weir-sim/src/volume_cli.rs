@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use weir_sim::volume::{self, claims};
+use weir_sim::volume::{self, claims, shells};
 use weir_volume::planted::Bug;
 
 use crate::cli::VolumeCommand;
@@ -49,6 +49,17 @@ pub const CLAIMS: Simulation = Simulation {
         Replayed { trace, violation, done: format!("{mounts} mounts, {fenced} fenced") }
     },
     many: claims::many,
+};
+
+/// `weir-sim shells`
+pub const SHELLS: Simulation = Simulation {
+    command: "shells",
+    bugs: &shells::BUGS,
+    replay: |seed, bug, traced| {
+        let volume::Run { violation, trace, counts } = shells::run(seed, bug, traced);
+        Replayed { trace, violation, done: format!("{counts:?}") }
+    },
+    many: shells::many,
 };
 
 /// Runs a command. Returns whether all promises held, or all bugs were found.

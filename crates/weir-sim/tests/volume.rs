@@ -1,6 +1,6 @@
 //! The protocol of a shared volume: no seed breaks an invariant, and each planted bug is found.
 
-use weir_sim::volume::{Counts, claims, many, run};
+use weir_sim::volume::{Counts, Run, claims, many, run, shells};
 use weir_volume::planted::Bug;
 
 /// Threads for the seeds.
@@ -86,4 +86,44 @@ fn coordinators_are_fenced_and_mount() {
         sum(|one| one.refused),
     ];
     assert!(least.iter().all(|count| *count > 200), "{least:?}");
+}
+
+#[test]
+fn the_shells_of_a_disk_keep_its_promises() {
+    let violations = shells::many(0..300, THREADS, None);
+    assert!(violations.is_empty(), "{:?}", violations.first());
+}
+
+/// Nothing fails where nothing is broken, and most I/O is direct.
+#[test]
+fn without_faults_the_shells_fail_nothing() {
+    for seed in 0..30 {
+        let Run { violation, counts, .. } = shells::run_calmly(seed);
+        assert_eq!((violation, counts.failed), (None, 0), "seed {seed}");
+        assert!(counts.answered > 50, "seed {seed}: {counts:?}");
+    }
+}
+
+/// Shells that never did a thing would keep all promises about it.
+#[test]
+fn the_shells_do_everything_that_is_promised() {
+    let all: Vec<shells::Counts> = (0..100).map(|seed| shells::run(seed, None, false).counts).collect();
+    let sum = |count: fn(&shells::Counts) -> u64| all.iter().map(count).sum::<u64>();
+    let least = [
+        sum(|one| one.answered) / 100,
+        sum(|one| one.failed),
+        sum(|one| one.routes.direct),
+        sum(|one| one.routes.block),
+        sum(|one| one.routes.file),
+        sum(|one| one.routes.zeroes),
+        sum(|one| one.changes),
+        sum(|one| one.killed),
+        sum(|one| one.coordinators),
+        sum(|one| one.owners),
+        sum(|one| one.connections),
+        sum(|one| one.fences),
+        sum(|one| one.full),
+        sum(|one| one.durable),
+    ];
+    assert!(least.iter().all(|count| *count > 20), "{least:?}");
 }

@@ -1,7 +1,7 @@
 //! The invariants of `VOLUME.md` §3.
 
 use weir_volume::lun::leases::{Lease, Piece};
-use weir_volume::lun::router::{Route, overlap};
+use weir_volume::lun::router::{Route, Router, overlap};
 
 use super::{BLOCKS, World};
 
@@ -12,6 +12,21 @@ pub fn shared_as_own(layout: Vec<Piece>) -> Vec<Piece> {
         _ => piece,
     };
     layout.into_iter().map(own).collect()
+}
+
+/// I6, by what the router says: of two that overlap and do not only read, both are redirected, or they are on one route and one of them
+/// reads.
+pub fn locked_twice(router: &Router) -> Option<String> {
+    let all = router.under_way();
+    all.iter().enumerate().find_map(|(index, one)| {
+        let other = all[index + 1..].iter().find(|other| {
+            let (before, after) = (one.request.kind.changes(), other.request.kind.changes());
+            let overlaps = overlap(one.locks, other.locks);
+            let two_routes = one.route != other.route && (before || after);
+            overlaps && (two_routes || before && after && one.route != Route::File)
+        })?;
+        Some(format!("I6: {one:?} and {other:?} are under way together"))
+    })
 }
 
 impl World {
@@ -64,19 +79,8 @@ impl World {
         })
     }
 
-    /// I6, by what the router says: of two that overlap and do not only read, both are redirected, or they are on one route and one
-    /// of them reads.
     fn locked_twice(&self) -> Option<String> {
-        let all = self.router.as_ref()?.under_way();
-        all.iter().enumerate().find_map(|(index, one)| {
-            let other = all[index + 1..].iter().find(|other| {
-                let (before, after) = (one.request.kind.changes(), other.request.kind.changes());
-                let overlaps = overlap(one.locks, other.locks);
-                let two_routes = one.route != other.route && (before || after);
-                overlaps && (two_routes || before && after && one.route != Route::File)
-            })?;
-            Some(format!("I6: {one:?} and {other:?} are under way together"))
-        })
+        locked_twice(self.router.as_ref()?)
     }
 
     /// The filesystem's content in the end is the last of each block's history.

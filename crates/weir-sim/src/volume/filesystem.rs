@@ -1,6 +1,6 @@
 //! The coordinator's filesystem, as far as it moves blocks: one file, its clones, and a stranger that takes every block that is freed.
 //!
-//! A block of the file is one byte of the cores' ranges. A change that finds holes or shared blocks copies the whole piece to new
+//! It counts in blocks, and a version stands for a block's content. A change that finds holes or shared blocks copies the whole piece to new
 //! blocks, as copy-on-write does: it reads the old ones when it begins, and lets them go when it commits.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,13 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use weir_volume::lun::leases::{Lease, Piece};
 use weir_volume::lun::router::{Range, neighbourhood};
 
-use super::{BLOCKS, PIECE};
-
-/// Blocks of the LUN: enough for the file and three clones, all of whose pieces are being copied.
-const LUN: usize = BLOCKS * 6;
+/// Blocks of the LUN for each of the file: enough for the file and three clones, all of whose pieces are being copied.
+const COPIES: usize = 6;
 
 /// The content of a stranger's block. No version of a client is so large.
-const STRANGER: u64 = u64::MAX;
+pub const STRANGER: u64 = u64::MAX;
 
 /// A clone of the file.
 #[derive(Debug)]
@@ -29,11 +27,22 @@ pub struct Copying {
     moved: Vec<(usize, Vec<(usize, u64)>)>,
 }
 
+impl Copying {
+    /// The new blocks.
+    pub fn blocks(&self) -> impl Iterator<Item = usize> {
+        self.moved.iter().flat_map(|(_, copied)| copied.iter().map(|(at, _)| *at))
+    }
+}
+
 /// The LUN and the filesystem on it.
 #[derive(Debug)]
 pub struct Filesystem {
     /// The versions in the LUN's blocks.
     pub lun: Vec<u64>,
+    /// The blocks that it moves together.
+    piece: u64,
+    /// It may also move a piece of which a write touches none but blocks in place.
+    moves_beside: bool,
     /// The file's blocks.
     map: Vec<Option<usize>>,
     /// Blocks that are allocated, and read as zeroes whatever is there.
@@ -50,21 +59,24 @@ pub struct Filesystem {
 }
 
 impl Filesystem {
-    pub fn new() -> Filesystem {
+    /// A file of `blocks` blocks without content; copy-on-write moves `piece` blocks together.
+    pub fn new(blocks: usize, piece: u64, moves_beside: bool) -> Filesystem {
         Filesystem {
-            lun: vec![0; LUN],
-            map: vec![None; BLOCKS],
-            unwritten: vec![false; BLOCKS],
+            lun: vec![0; blocks * COPIES],
+            piece,
+            moves_beside,
+            map: vec![None; blocks],
+            unwritten: vec![false; blocks],
             uncommitted: Vec::new(),
-            zeroes: vec![0; BLOCKS],
+            zeroes: vec![0; blocks],
             clones: BTreeMap::new(),
-            users: vec![0; LUN],
+            users: vec![0; blocks * COPIES],
             strangers: BTreeSet::new(),
         }
     }
 
     fn allocate(&mut self, rng: &mut fastrand::Rng) -> usize {
-        let free: Vec<usize> = (0..LUN).filter(|block| self.users[*block] == 0).collect();
+        let free: Vec<usize> = (0..self.lun.len()).filter(|block| self.users[*block] == 0).collect();
         // The stranger has the others, and lets go of one.
         let block = rng.choice(free).unwrap_or_else(|| {
             let strangers = self.strangers.iter().copied().collect::<Vec<_>>();
@@ -111,17 +123,20 @@ impl Filesystem {
         copying
     }
 
-    fn moves(&self, piece: usize) -> bool {
-        (piece..piece + PIECE as usize).any(|block| self.own(block).is_none())
+    /// A write of the range moves a piece: where it is not in place, or also where another block of the piece would not be.
+    fn moves(&self, piece: usize, (start, end): Range) -> bool {
+        let mut blocks = piece..piece + self.piece as usize;
+        let counts = |block: usize| self.moves_beside || (start as usize..end as usize).contains(&block);
+        blocks.any(|block| counts(block) && self.own(block).is_none())
     }
 
     /// Begins a change of a range: copies what has to move. `all`: all of it, as a defragmenter does.
     pub fn begin(&mut self, range: Range, all: bool, rng: &mut fastrand::Rng) -> Copying {
-        let (start, end) = neighbourhood(range, PIECE);
+        let (start, end) = neighbourhood(range, self.piece);
         let mut copying = Copying::default();
-        for piece in (start as usize..end as usize).step_by(PIECE as usize) {
-            if all || self.moves(piece) {
-                let blocks = piece..piece + PIECE as usize;
+        for piece in (start as usize..end as usize).step_by(self.piece as usize) {
+            if all || self.moves(piece, range) {
+                let blocks = piece..piece + self.piece as usize;
                 let copied = blocks.map(|block| (self.allocate(rng), self.read(block))).collect();
                 copying.moved.push((piece, copied));
             }
@@ -171,6 +186,29 @@ impl Filesystem {
                 self.let_go(at, rng);
             }
         }
+    }
+
+    /// A change of the range moves blocks, or allocates some.
+    pub fn needs_space(&self, range: Range) -> bool {
+        let (start, end) = neighbourhood(range, self.piece);
+        (start as usize..end as usize).step_by(self.piece as usize).any(|piece| self.moves(piece, range))
+    }
+
+    /// The block of the file that is there.
+    pub fn block_at(&self, at: usize) -> Option<usize> {
+        self.map.iter().position(|other| *other == Some(at))
+    }
+
+    /// The version that a crash of the LUN and of the coordinator would leave of the block; `durable` has those of the LUN's blocks.
+    pub fn read_after_crash(&self, block: usize, durable: &[u64]) -> u64 {
+        let is_committed = |at: &usize| !self.uncommitted.contains(&(block, *at));
+        let written = self.map[block].filter(|_| !self.unwritten[block]).filter(is_committed);
+        written.map_or(self.zeroes[block], |at| durable[at])
+    }
+
+    /// Whether the filesystem's log has the block's place.
+    pub fn is_committed(&self, block: usize) -> bool {
+        !self.uncommitted.iter().any(|(other, at)| *other == block && self.map[block] == Some(*at))
     }
 
     /// As a coordinator sees it that does not look at the flags of extents.

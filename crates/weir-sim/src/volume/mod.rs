@@ -10,6 +10,7 @@ pub mod claims;
 mod filesystem;
 mod log;
 mod requests;
+pub mod shells;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
@@ -157,7 +158,7 @@ impl World {
             used,
             rng,
             planted: Planted::new(bug),
-            filesystem: Filesystem::new(),
+            filesystem: Filesystem::new(BLOCKS, PIECE, true),
             owner: 0,
             router: None,
             coordinator: None,
