@@ -84,7 +84,7 @@ impl RoutedBacking {
             false => self.counts.block += 1,
         }
         let message = ToCoordinator::Block { id: number, kind, piece, by_file, durable, data };
-        self.link.send(reactor, message);
+        self.ask(reactor, message);
         true
     }
 
@@ -96,7 +96,7 @@ impl RoutedBacking {
                 self.parts.remove(slot as usize);
                 self.step(reactor, router::Event::Answered { id, ok: false });
             }
-            (Route::Block | Route::File, _) => self.link.send(reactor, ToCoordinator::Flush(number)),
+            (Route::Block | Route::File, _) => self.ask(reactor, ToCoordinator::Flush(number)),
         }
         true
     }

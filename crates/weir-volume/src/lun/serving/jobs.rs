@@ -292,7 +292,7 @@ impl ServedDisk {
             libc::EBADE | libc::EPERM | libc::EROFS => self.judged(reactor, slot, error, true),
             errno if MAY_BE_OF_NODE.contains(&errno) && !is_flush => {
                 let mounted = Arc::clone(&self.mounted);
-                let look = move || Done::Judged(slot, error, !mounted.is_usable());
+                let look = move || Done::Judged(slot, error, mounted.check().is_err());
                 if self.short.ask(reactor, look, Done::Judged(slot, error, false)).is_err() {
                     self.judged(reactor, slot, error, false);
                 }

@@ -31,7 +31,7 @@ use crate::offload::Offload;
 use crate::planted::Planted;
 use ahead::Ahead;
 use file_work::{Layout, WorkFile};
-pub use opened::{OpenedDisk, open_lun};
+pub use opened::OpenedDisk;
 use peer::{Peer, PeerError};
 
 /// The filesystem moves blocks in pieces of at most this many bytes: the owner gives up whole ones.
@@ -374,6 +374,12 @@ impl ServedDisk {
     #[must_use]
     pub fn waits(&self) -> bool {
         !self.starved.is_empty() || self.peer.has_more()
+    }
+
+    /// It waits for memory, and not for the LUN.
+    #[must_use]
+    pub fn waits_for_memory_alone(&self) -> bool {
+        !self.starved.is_empty() && self.slots.is_empty()
     }
 
     fn receive(&mut self, reactor: &mut Reactor) {
