@@ -1,21 +1,25 @@
 //! Random faults of a cluster shared volume on a LUN, under verified load: hosts that crash, paths that break, processes that stand still,
-//! disks that move. Every acknowledged write and every read is checked, and in the end the filesystem. Needs root.
+//! disks that move, writes that land after their node has been fenced or replaced, space that runs out. Every acknowledged write and every read
+//! is checked, and in the end the filesystem. Needs root, and cgroup v1's `blkio.throttle`.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../tests/common/mod.rs"]
 mod common;
 
+use std::collections::BTreeMap;
 use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
-use common::lun::{LunBench, run};
+use common::lun::{HeldUp, LunBench, run, take_all_space};
 use common::{DISK, SOON, during, new_history};
 use fastrand::Rng;
 use weir_block::Nanos;
 use weir_lab::process::ProcessState;
-use weir_load::verify::History;
+use weir_load::verify::{Atomicity, History};
+use weir_load::verifying::{Settings, VerifyingLoad};
+use weir_node::api::Delete;
 
 const NODES: usize = 3;
 
@@ -47,15 +51,22 @@ enum Fault {
     PauseOwner,
     /// The disk moves.
     Move,
+    /// Writes of the coordinator, or of the owner, are held up on their way to the LUN; its host crashes, or its process stands still, and
+    /// they land later.
+    LateWrites,
+    /// Another disk takes all space, and gives it back, while a new disk is written to.
+    NoSpace,
 }
 
-const FAULTS: [Fault; 6] = [
+const FAULTS: [Fault; 8] = [
     Fault::CrashCoordinator,
     Fault::KillOwner,
     Fault::LosePath,
     Fault::PauseCoordinator,
     Fault::PauseOwner,
     Fault::Move,
+    Fault::LateWrites,
+    Fault::NoSpace,
 ];
 
 #[derive(Debug, Default)]
@@ -64,6 +75,10 @@ struct Totals {
     failed: u64,
     longest: Duration,
     fences: usize,
+    /// Of each kind of fault.
+    faults: BTreeMap<String, u32>,
+    /// Writes that reached the LUN after their process had ended, or stood still.
+    late: u64,
 }
 
 fn main() {
@@ -78,6 +93,9 @@ fn main() {
                 "{format}: {} rounds, 0 lost, {} errors, {} acknowledged writes, {} fences, longest stall {:?}",
                 arguments.rounds, totals.failed, totals.acknowledged, totals.fences, totals.longest
             );
+            let faults: Vec<String> =
+                totals.faults.iter().map(|(fault, count)| format!("{count} {fault}")).collect();
+            println!("{format}: {}; {} late writes", faults.join(", "), totals.late);
         }
     }
 }
@@ -91,19 +109,21 @@ fn rounds(format: &str, rounds: u32, random: &mut Rng) -> Totals {
         let fault = FAULTS[random.usize(..FAULTS.len())];
         let (coordinator, owner) = (pool.coordinator(), pool.bench.owner());
         let load = pool.bench.load(history, random.u64(..));
-        let (mut load, ()) = during(load, Duration::from_millis(random.u64(300..1500)), || {
+        let (mut load, late) = during(load, Duration::from_millis(random.u64(300..1500)), || {
             thread::sleep(Duration::from_millis(random.u64(50..800)));
-            inflict(&mut pool, fault, (&coordinator, &owner), random);
+            inflict(&mut pool, fault, (&coordinator, &owner), random)
         });
         mend(&mut pool);
         let found = load.found().clone();
         assert_eq!(found.mismatches, 0, "round {round}, {fault:?}: {:#?}{}", found.first, pool.bench.logs());
         let progress = load.progress();
+        *totals.faults.entry(format!("{fault:?}")).or_default() += 1;
+        totals.late += late;
         totals.acknowledged += progress.acknowledged();
         totals.failed += progress.failed();
         totals.longest = totals.longest.max(progress.longest_stall());
         println!(
-            "{format} {policy} round {round}: {fault:?}, coordinator {coordinator}, owner {owner}: {} acknowledged, {} errors, longest stall {:?}",
+            "{format} {policy} round {round}: {fault:?}, coordinator {coordinator}, owner {owner}: {} acknowledged, {} errors, {late} late writes, longest stall {:?}",
             progress.acknowledged(),
             progress.failed(),
             progress.longest_stall()
@@ -127,8 +147,12 @@ fn rounds(format: &str, rounds: u32, random: &mut Rng) -> Totals {
     totals
 }
 
-fn inflict(pool: &mut LunBench, fault: Fault, (coordinator, owner): (&str, &str), random: &mut Rng) {
-    let number = |node: &str| node[1..].parse::<usize>().unwrap();
+fn number(node: &str) -> usize {
+    node[1..].parse().unwrap()
+}
+
+/// Returns the number of late writes.
+fn inflict(pool: &mut LunBench, fault: Fault, (coordinator, owner): (&str, &str), random: &mut Rng) -> u64 {
     match fault {
         Fault::CrashCoordinator => {
             pool.crash(coordinator);
@@ -152,6 +176,92 @@ fn inflict(pool: &mut LunBench, fault: Fault, (coordinator, owner): (&str, &str)
             // Its target may have gone; the disk stays then.
             let _ = pool.bench.lab.any_client().unwrap().move_disk(DISK, to);
         }
+        Fault::LateWrites => {
+            let node = if random.bool() { owner } else { coordinator };
+            return late_writes(pool, node, random);
+        }
+        Fault::NoSpace => run_out_of_space(pool, random),
+    }
+    0
+}
+
+/// Longest time that writes are held up: less than `lease.fence_grace` of the lab, for which a former owner's writes are awaited.
+const HELD_UP_MS: u64 = 5000;
+
+fn late_writes(pool: &mut LunBench, node: &str, random: &mut Rng) -> u64 {
+    let process = pool.bench.lab.process(node).unwrap().unwrap();
+    let held = pool.luns.hold_up(number(node), process.pid);
+    let held = held.expect("the kernel has cgroup v1's blkio.throttle");
+    let device = pool.luns.path(number(node)).to_owned();
+    thread::sleep(Duration::from_millis(random.u64(100..500)));
+    let stands = random.bool();
+    let lasts = Duration::from_millis(random.u64(500..HELD_UP_MS));
+    if stands {
+        pool.bench.lab.pause(node).unwrap();
+    } else {
+        pool.shut_down(node);
+        process.signal(rustix::process::Signal::KILL).unwrap();
+    }
+    let before = HeldUp::landed(&device);
+    thread::sleep(lasts);
+    let late = held.let_go(before);
+    if stands {
+        thread::sleep(Duration::from_millis(random.u64(0..2000)));
+        pool.bench.lab.resume(node).unwrap();
+    } else {
+        // It can end only now, if it has not already.
+        let _ = pool.bench.lab.kill(node);
+    }
+    late
+}
+
+/// A new disk needs space for each write: what it has acknowledged, and what waits, is there when there is space again.
+fn run_out_of_space(pool: &mut LunBench, random: &mut Rng) {
+    const FILLER: &str = "filler";
+    const NEW: &str = "new";
+    let bench = &pool.bench;
+    let seed = random.u64(..);
+    bench.create_sized(NEW, "write-through", common::SIZE);
+    let filler = take_all_space(bench, FILLER);
+    let full = || {
+        let volumes = bench.lab.any_client().unwrap().volumes().unwrap_or_default();
+        volumes.iter().any(|volume| volume.full_for.iter().any(|disk| disk == FILLER))
+    };
+    await_some("a full volume", pool, full);
+    let settings = Settings {
+        seed,
+        reconnect_for: SOON * 2,
+        timeout: Duration::from_secs(60),
+        atomicity: Atomicity::Block,
+        ..Settings::default()
+    };
+    let mut load = VerifyingLoad::new(new_history(seed), settings, bench.locate_named(NEW));
+    let waits = Duration::from_millis(random.u64(500..3000));
+    let progress = load.progress();
+    let running = thread::spawn(move || load.run(SOON * 4).map(|()| load));
+    thread::sleep(waits);
+    delete(pool, FILLER);
+    let before = progress.acknowledged();
+    await_some("write on the volume that has space again", pool, || progress.acknowledged() > before + 100);
+    progress.stop();
+    let mut load = running.join().unwrap().unwrap();
+    filler.join().unwrap();
+    let found = load.check_all().unwrap();
+    assert_eq!((found.mismatches, load.progress().failed()), (0, 0), "{:#?}{}", found.first, bench.logs());
+    drop(load);
+    delete(pool, NEW);
+}
+
+fn delete(pool: &LunBench, disk: &str) {
+    let force = Delete { force: true, ..Delete::default() };
+    await_some("its deletion", pool, || pool.bench.lab.any_client().unwrap().delete(disk, &force).is_ok());
+}
+
+fn await_some(what: &str, pool: &LunBench, is_so: impl Fn() -> bool) {
+    let deadline = Nanos::now() + SOON * 2;
+    while !is_so() {
+        assert!(Nanos::now() < deadline, "no {what}{}", pool.bench.logs());
+        thread::sleep(Duration::from_millis(50));
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use common::lun::LunBench;
+use common::lun::{LunBench, take_all_space};
 use common::{BLOCK, Bench, DISK, SOON, alone, program, seed};
 use support::await_some;
 use support::filesystem::SmallFilesystem;
@@ -57,18 +57,9 @@ fn delete(lab: &Lab, name: &str) {
     await_some(SOON, deleted, || format!("{name} is still there"));
 }
 
-/// Writes to a new disk until there is no space. The thread ends with an error: in `wait` mode, when the disk is deleted.
-fn take_all_space(bench: &Bench) -> JoinHandle<NbdError> {
-    let uri = create(&bench.lab, FILLER, 600 * MIB, "write-through");
-    let writer = thread::spawn(move || {
-        let mut nbd = NbdClient::connect(&uri).unwrap();
-        for at in (0..600 * MIB).step_by(MIB as usize) {
-            if let Err(error) = nbd.write(at, &vec![1; MIB as usize], false) {
-                return error;
-            }
-        }
-        panic!("all of it is written");
-    });
+/// A disk takes all space.
+fn fill(bench: &Bench) -> JoinHandle<NbdError> {
+    let writer = take_all_space(bench, FILLER);
     await_full(bench, FILLER);
     writer
 }
@@ -172,7 +163,7 @@ fn writers_wait(policy: &str, meanwhile: &Meanwhile) {
     create(&pool.bench.lab, DATA, 256 * MIB, policy);
     let mut early = load(&pool.bench, DATA, seed, 0);
     early.run(Duration::from_secs(1)).unwrap();
-    let filler = take_all_space(&pool.bench);
+    let filler = fill(&pool.bench);
 
     let (running, progress) = start(load(&pool.bench, DATA, seed + 1, LATER));
     await_full(&pool.bench, DATA);
@@ -295,7 +286,7 @@ fn writers_fail(policy: &str) {
     let uri = create(&bench.lab, DATA, 256 * MIB, policy);
     let mut early = load(bench, DATA, seed, 0);
     early.run(Duration::from_secs(1)).unwrap();
-    let filler = take_all_space(bench).join().unwrap();
+    let filler = fill(bench).join().unwrap();
     assert!(matches!(filler, NbdError::Request { errno: ENOSPC, .. }), "{filler}");
 
     let (acknowledged, refused, waited) = write_until_refused(&uri);
@@ -380,7 +371,7 @@ fn a_snapshot_of_a_dirty_disk_on_a_full_volume_says_why_it_is_not_made() {
     let pool = LunBench::up(2, "xfs", "write-through", |_| {});
     let bench = &pool.bench;
     let uri = create(&bench.lab, DATA, 256 * MIB, "write-back+1");
-    let filler = take_all_space(bench);
+    let filler = fill(bench);
     let mut nbd = NbdClient::connect(&uri).unwrap();
     for at in (LATER..LATER + 16 * MIB).step_by(MIB as usize) {
         nbd.write(at, &vec![5; MIB as usize], false).unwrap();

@@ -12,7 +12,7 @@ use weir_block::{Nanos, OwnerId, Reactor, SharedFile};
 use crate::backing::{BackingOptions, FileBacking, FileIdentity, Mark, OpenedFile, Trace, device_queue};
 use crate::error::VolumeError;
 use crate::interface::{Backing, OpenedBacking};
-use crate::lun::serving::open_lun;
+use crate::lun::filesystem::open_lun;
 use crate::routed::{RoutedBacking, RoutedOptions};
 
 /// The storage of a disk.
@@ -28,6 +28,8 @@ pub enum BackingKind {
         file: String,
         /// This node's path to the LUN, if it has one.
         lun: Option<PathBuf>,
+        /// The identity of the LUN's filesystem.
+        filesystem: [u8; 16],
     },
 }
 
@@ -46,9 +48,9 @@ impl BackingKind {
     pub fn open(&self, options: &BackingOptions) -> Result<Box<dyn OpenedBacking>, VolumeError> {
         match self {
             BackingKind::Path(path) => Ok(Box::new(OpenedFile::open(path, options)?)),
-            BackingKind::Lun { volume, file, lun } => {
+            BackingKind::Lun { volume, file, lun, filesystem } => {
                 let name = Path::new(volume).join(file);
-                let opened = lun.as_ref().map(|path| open_lun(path, options.writable));
+                let opened = lun.as_ref().map(|path| open_lun(path, *filesystem, options.writable));
                 // A path that cannot be opened is none: the coordinator does the I/O.
                 let lun = opened.and_then(|opened| {
                     opened.map_err(|error| tracing::warn!(%error, "no direct I/O to a volume's LUN")).ok()

@@ -11,6 +11,7 @@ use crate::backing::FileIdentity;
 use crate::error::VolumeError;
 use crate::lun::route_status::RouteStatus;
 use crate::lun::serving::ServedDisk;
+use crate::routed::Overdue;
 
 /// The way to the coordinator of a volume.
 pub enum CoordinatorWay {
@@ -68,8 +69,8 @@ pub trait SharedDisk {
     /// Whether the LUN has refused this node's I/O since the last call: another node has fenced it.
     fn is_newly_fenced(&mut self) -> bool;
 
-    /// Whether requests have begun to fail since the last call, because there has been no coordinator for too long.
-    fn is_newly_overdue(&mut self) -> bool;
+    /// Why requests have begun to fail since the last call, if they have: there has been no coordinator for too long, or it answers nothing.
+    fn newly_overdue(&mut self) -> Option<Overdue>;
 
     /// Gives everything up that it holds, because this node is fenced. [`SharedDisk::dropped`] has the number when nothing of it is under
     /// way.

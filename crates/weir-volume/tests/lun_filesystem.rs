@@ -12,7 +12,7 @@ use common::{LoopDevice, run, scratch};
 use weir_volume::lun::filesystem::mount::exclusive;
 use weir_volume::lun::filesystem::space::{Zeroes, allocate};
 use weir_volume::lun::filesystem::superblock::{Content, Kind, Unsuitable, parse};
-use weir_volume::lun::filesystem::{Mounted, Superblock, content, layout};
+use weir_volume::lun::filesystem::{Mounted, Superblock, content, layout, open_lun};
 use weir_volume::lun::leases::{Lease, Piece};
 
 const MIB: u64 = 1 << 20;
@@ -266,4 +266,35 @@ fn what_cannot_be_mounted_says_why() {
     direct(&lun.device).write_all_at(&Page([0xA5; 4096]).0, 128 * 512).unwrap();
     let text = said(&lun);
     assert!(text.contains("cannot be mounted as xfs"), "{text}");
+}
+
+/// A host gives the name of a device that is gone to the next one.
+#[test]
+fn a_path_that_leads_to_another_lun_is_not_used() {
+    let (Some(first), Some(second)) = (LoopDevice::new(SIZE), LoopDevice::new(SIZE)) else { return };
+    for device in [&first.device, &second.device] {
+        format(device, "mkfs.xfs -q -f");
+    }
+    let uuid = superblock(&first.device).uuid;
+    open_lun(&first.device, uuid, true).unwrap();
+    open_lun(&first.second_path().device, uuid, false).unwrap();
+    let refused = open_lun(&second.device, uuid, true).unwrap_err().to_string();
+    let words = "does not lead to the LUN of this volume any more";
+    assert!(refused.starts_with(second.device.to_str().unwrap()) && refused.contains(words), "{refused}");
+    // Nor one that leads to nothing that a volume has.
+    run(Command::new("wipefs").args(["-aq"]).arg(&first.device));
+    assert!(open_lun(&first.device, uuid, false).unwrap_err().to_string().contains(words));
+}
+
+/// The kernel goes on with it, and says so nowhere.
+#[test]
+fn a_filesystem_that_has_become_read_only_does_not_pass_for_a_good_one() {
+    let Some(device) = LoopDevice::new(SIZE) else { return };
+    format(&device.device, "mkfs.ext4 -q -F -b 4096");
+    let mounted = Mounted::new(&device.device).unwrap();
+    mounted.check().unwrap();
+    let name = device.device.file_name().unwrap().to_str().unwrap().to_owned();
+    // As when the filesystem finds an error in itself.
+    std::fs::write(format!("/sys/fs/ext4/{name}/trigger_fs_error"), "a test").unwrap();
+    assert!(mounted.check().is_err());
 }

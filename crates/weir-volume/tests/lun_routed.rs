@@ -22,11 +22,11 @@ use weir_block::{
     Request, RequestKind, SharedFile, Tag,
 };
 use weir_volume::SharedDisk;
-use weir_volume::lun::filesystem::Mounted;
 use weir_volume::lun::filesystem::mount::exclusive;
+use weir_volume::lun::filesystem::{Mounted, open_lun};
 use weir_volume::lun::route_status::RouteCounts;
-use weir_volume::lun::serving::{Dispatch, OpenedDisk, Redirected, ServedDisk, open_lun};
-use weir_volume::routed::{RoutedBacking, RoutedOptions};
+use weir_volume::lun::serving::{Dispatch, OpenedDisk, Redirected, ServedDisk};
+use weir_volume::routed::{Overdue, RoutedBacking, RoutedOptions};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;
@@ -42,6 +42,9 @@ const WAIT: Duration = Duration::from_secs(2);
 const GOINGDOWN: libc::Ioctl = 0x8004_587D_u32 as libc::Ioctl;
 /// Nothing more is written, not even the log.
 static NOLOGFLUSH: u32 = 2;
+/// `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)`.
+const FIFREEZE: libc::Ioctl = 0xC004_5877_u32 as libc::Ioctl;
+const FITHAW: libc::Ioctl = 0xC004_5878_u32 as libc::Ioctl;
 /// `_IO(0x12, 93)`.
 const BLKROSET: libc::Ioctl = 0x125D;
 /// `_IOW(0x94, 9, int)`.
@@ -74,6 +77,16 @@ impl Dispatch for Shuffle {
 
     fn deadline(&self) -> Nanos {
         self.leaving.first().map_or(Nanos::NEVER, |(at, _)| *at)
+    }
+}
+
+/// A filesystem that stands still. Whoever waits for it could not end otherwise.
+struct Frozen(File);
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        // SAFETY: the kernel reads no argument.
+        unsafe { libc::ioctl(self.0.as_raw_fd(), FITHAW, 0) };
     }
 }
 
@@ -116,6 +129,17 @@ struct World {
 
 impl World {
     fn new(format: &str, size: u64, way: Way, has_path: bool, seed: u64) -> Option<World> {
+        World::with_space_wait(format, size, way, has_path, seed, Duration::ZERO)
+    }
+
+    fn with_space_wait(
+        format: &str,
+        size: u64,
+        way: Way,
+        has_path: bool,
+        seed: u64,
+        full_volume_wait: Duration,
+    ) -> Option<World> {
         let coordinator = LoopDevice::new(LUN)?;
         let mut words = format.split(' ');
         run(Command::new(words.next().unwrap()).args(words).arg(&coordinator.device));
@@ -124,7 +148,8 @@ impl World {
         mounted.create("disk").unwrap().set_len(size).unwrap();
         mounted.sync().unwrap();
         let mut reactor = common::reactor(Engine::Auto);
-        let lun = has_path.then(|| SharedFile::new(open_lun(&path.device, true).unwrap()));
+        let uuid = mounted.superblock().uuid;
+        let lun = has_path.then(|| SharedFile::new(open_lun(&path.device, uuid, true).unwrap()));
         let coordinator_wait = WAIT;
         let full_volume_wait = Duration::ZERO;
         let options =
@@ -378,6 +403,29 @@ impl World {
         assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
         drop(file);
         self.end_coordinator();
+    }
+
+    /// Whatever writes to the filesystem stands still until the value is dropped: as when its LUN hangs.
+    fn freeze(&self) -> Frozen {
+        let file = self.mounted.as_ref().unwrap().open("disk").unwrap();
+        // SAFETY: the kernel reads no argument.
+        let answer = unsafe { libc::ioctl(file.as_raw_fd(), FIFREEZE, 0) };
+        assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
+        Frozen(file)
+    }
+
+    fn reasons(&self) -> Vec<&'static str> {
+        weir_volume::Backing::route(&self.owner).unwrap().reasons.iter().map(|one| one.name()).collect()
+    }
+
+    /// Writes to the first blocks until each of them is granted: grants arrive one after the other.
+    fn make_direct(&mut self, blocks: u64) {
+        self.until("not everything is granted", |world| {
+            let before = world.owner.counts().file;
+            (0..blocks).for_each(|block| world.ask(RequestKind::Write, block..block + 1));
+            world.drain();
+            world.owner.counts().file == before
+        });
     }
 
     fn end_coordinator(&mut self) {
@@ -636,15 +684,7 @@ fn after_a_change_that_fails_everything_is_direct_again() {
 fn direct_io_goes_on_while_nobody_coordinates() {
     for format in [EXT4, XFS] {
         let Some(mut world) = World::new(format, 16 * MIB, Way::Remote, true, SEED) else { return };
-        // Until each of them is granted: grants arrive one after the other.
-        world.until("not everything is granted", |world| {
-            let before = world.owner.counts().file;
-            for block in 0..512 {
-                world.ask(RequestKind::Write, block..block + 1);
-            }
-            world.drain();
-            world.owner.counts().file == before
-        });
+        world.make_direct(512);
         world.crash_coordinator();
         // Writes to its own blocks, also those next to what waits.
         world.ask(RequestKind::Discard, 2000..2001);
@@ -663,12 +703,7 @@ fn direct_io_goes_on_while_nobody_coordinates() {
 fn without_a_coordinator_for_too_long_requests_fail_and_nothing_is_lost() {
     for format in [EXT4, XFS] {
         let Some(mut world) = World::new(format, 16 * MIB, Way::Remote, true, SEED) else { return };
-        world.until("not everything is granted", |world| {
-            let before = world.owner.counts().file;
-            (0..512).for_each(|block| world.ask(RequestKind::Write, block..block + 1));
-            world.drain();
-            world.owner.counts().file == before
-        });
+        world.make_direct(512);
         // Under way when the coordinator goes, and waiting for one: writes to space that is not granted.
         world.ask(RequestKind::Discard, 2000..2001);
         world.turn();
@@ -677,11 +712,9 @@ fn without_a_coordinator_for_too_long_requests_fail_and_nothing_is_lost() {
         world.ask(RequestKind::Discard, 2000..2002);
         world.until("what needs a coordinator does not fail", |world| world.asked.is_empty());
         assert!(Nanos::now() - since >= WAIT / 2, "they have waited");
-        let reasons = |world: &World| -> Vec<&str> {
-            weir_volume::Backing::route(&world.owner).unwrap().reasons.iter().map(|one| one.name()).collect()
-        };
-        assert!(world.owner.is_newly_overdue() && !world.owner.is_newly_overdue());
-        assert!(reasons(&world).contains(&"recovery-failed"), "{:?}", reasons(&world));
+        let told = (world.owner.newly_overdue(), world.owner.newly_overdue());
+        assert_eq!(told, (Some(Overdue::Missing), None));
+        assert!(world.reasons().contains(&"recovery-failed"), "{:?}", world.reasons());
         let failed = std::mem::take(&mut world.errors);
         assert!(failed.len() == 2 && failed.iter().all(|error| error.code == Code::Io), "{failed:?}");
         // From now on at once.
@@ -695,7 +728,89 @@ fn without_a_coordinator_for_too_long_requests_fail_and_nothing_is_lost() {
         world.mount_again();
         world.until("no coordinator is found", |world| world.owner.has_coordinator());
         world.load(2_000, 16 * MIB / BLOCK, |_| {});
-        assert!(!reasons(&world).contains(&"recovery-failed"), "{:?}", reasons(&world));
+        assert!(!world.reasons().contains(&"recovery-failed"), "{:?}", world.reasons());
+        world.end();
+    }
+}
+
+/// It is connected, and its filesystem stands still. What it has may be done at any time, until it says that nothing of it is left (P4).
+#[test]
+fn a_coordinator_that_never_answers_counts_as_missing_after_a_while() {
+    for format in [EXT4, XFS] {
+        for way in [Way::Here, Way::Remote] {
+            let Some(mut world) = World::new(format, 16 * MIB, way, true, SEED) else { return };
+            world.make_direct(512);
+            let frozen = world.freeze();
+            let since = Nanos::now();
+            world.ask(RequestKind::Discard, 2000..2001);
+            world.ask(RequestKind::Discard, 3000..3001);
+            // Waits for the first.
+            world.ask(RequestKind::Write, 2000..2003);
+            world.until("nothing fails", |world| world.asked.is_empty());
+            let waited = Nanos::now() - since;
+            assert!(waited >= WAIT && waited < 2 * WAIT, "{format} {way:?}: {waited:?}");
+            let failed = std::mem::take(&mut world.errors);
+            assert!(failed.len() == 3 && failed.iter().all(|error| error.code == Code::Io), "{failed:?}");
+            let told = (world.owner.newly_overdue(), world.owner.newly_overdue());
+            assert_eq!(told, (Some(Overdue::Silent), None));
+            // It lets itself be asked, and answers no greeting while it has requests of before.
+            world.until("it is not asked for", |world| world.owner.wants_coordinator(Nanos::now()));
+            world.connect();
+            (0..200).for_each(|_| world.turn());
+            assert!(!world.owner.has_coordinator());
+            for reason in ["coordinator-silent", "recovery-failed"] {
+                assert!(world.reasons().contains(&reason), "{:?}", world.reasons());
+            }
+            // At once, and direct I/O goes on.
+            world.ask(RequestKind::Discard, 2001..2002);
+            world.make_direct(512);
+            assert_eq!(std::mem::take(&mut world.errors).len(), 1);
+            drop(frozen);
+            world.until("it does not come back", |world| world.owner.has_coordinator());
+            assert_eq!(world.owner.newly_overdue(), None);
+            world.load(2_000, 16 * MIB / BLOCK, |_| {});
+            for reason in ["coordinator-silent", "recovery-failed"] {
+                assert!(!world.reasons().contains(&reason), "{:?}", world.reasons());
+            }
+            world.end();
+        }
+    }
+}
+
+/// The coordinator answers each attempt: it is not silent, however long the space is not there.
+#[test]
+fn a_request_that_waits_for_space_is_no_sign_of_a_silent_coordinator() {
+    for way in [Way::Here, Way::Remote] {
+        let Some(mut world) = World::with_space_wait(XFS, 64 * MIB, way, true, SEED, SOON) else { return };
+        let filler = world.mounted.as_ref().unwrap().create("filler").unwrap();
+        let mut end = 0;
+        for piece in [64 * MIB, MIB, BLOCK] {
+            let flags = rustix::fs::FallocateFlags::empty();
+            while rustix::fs::fallocate(&filler, flags, end, piece).is_ok() {
+                end += piece;
+            }
+        }
+        drop(filler);
+        for start in (0..64 * MIB / BLOCK).step_by(256) {
+            world.ask(RequestKind::Write, start..start + 256);
+            world.turn();
+            if world.asked.len() > 32 {
+                break;
+            }
+        }
+        let until = Nanos::now() + 2 * WAIT + Duration::from_secs(1);
+        while Nanos::now() < until {
+            world.turn();
+        }
+        assert!(!world.asked.is_empty(), "there is no space for all of them");
+        assert_eq!(
+            (world.owner.newly_overdue(), world.reasons().contains(&"coordinator-silent")),
+            (None, false)
+        );
+        world.mounted.as_ref().unwrap().remove("filler").unwrap();
+        world.drain();
+        // What destage writes does not wait for space.
+        world.errors.retain(|error| error.code != Code::NoSpace);
         world.end();
     }
 }

@@ -1,11 +1,11 @@
 //! A lab whose volume is a LUN: one image, to which each node has a device of its own, and a fence command that sets a device read-only.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -13,8 +13,10 @@ use weir_block::Nanos;
 use weir_lab::process::ProcessState;
 use weir_lab::volatile_disk::LoopDevice;
 use weir_lab::{Lab, LabConfig};
+use weir_nbd::client::{NbdClient, NbdError};
 use weir_node::api::{CreateVolume, LunView, Medium};
 
+use super::throttle::Throttle;
 use super::{Bench, SOON, program};
 
 /// Bytes of the LUN.
@@ -23,6 +25,14 @@ const LUN: u64 = 640 << 20;
 const GOINGDOWN: libc::Ioctl = 0x8004_587D_u32 as libc::Ioctl;
 /// Nothing more is written, not even the log.
 static NOLOGFLUSH: u32 = 2;
+/// `LOOP_SET_STATUS64` and `LOOP_GET_STATUS64` (Linux, `include/uapi/linux/loop.h`).
+const LOOP_SET_STATUS: libc::Ioctl = 0x4C04;
+const LOOP_GET_STATUS: libc::Ioctl = 0x4C05;
+/// `struct loop_info64`, in words of eight bytes: its size, and the place of the first byte of the file.
+const LOOP_INFO: usize = 29;
+const LOOP_OFFSET: usize = 3;
+/// Bytes that a node may write in a second while its writes are held up: a few at a time get through.
+const HELD_UP: u64 = 64 << 10;
 
 /// The nodes' paths to one LUN.
 pub struct Luns {
@@ -41,7 +51,7 @@ impl Luns {
         Luns { paths, _devices: devices, directory: directory.to_owned() }
     }
 
-    /// A program as an operator would write one. It logs each fence.
+    /// A program as an operator would write one: it waits for what is on its way. It logs each fence.
     fn fence_command(&self) -> PathBuf {
         let path = self.directory.join("fence");
         let devices: String = self
@@ -51,14 +61,18 @@ impl Luns {
             .map(|(index, path)| format!("  n{}) device={} ;;\n", index + 1, path.display()))
             .collect();
         let log = self.directory.join("fences");
+        let late = self.directory.join("late-");
         let script = format!(
-            "#!/bin/sh\nexec 9>>{running}; flock -s 9\n[ -e {ended} ] && exit 2\n[ $1 = fence ] && [ -e {broken} ] && {{ echo 'no answer' >&2; exit 1; }}\n[ $1 = admit ] && [ -e {closed} ] && {{ echo 'not now' >&2; exit 1; }}\ncase $2 in\n{devices}  *) echo \"no node $2\" >&2; exit 1 ;;\nesac\ncase $1 in\n  fence) blockdev --setro $device && \
+            "#!/bin/sh\nexec 9>>{running}; flock -s 9\n[ -e {ended} ] && exit 2\n[ $1 = fence ] && [ -e {broken} ] && {{ echo 'no answer' >&2; exit 1; }}\n[ $1 = admit ] && [ -e {closed} ] && {{ echo 'not now' >&2; exit 1; }}\ncase $2 in\n{devices}  *) echo \"no node $2\" >&2; exit 1 ;;\nesac\ncase $1 in\n  fence) blockdev --setro $device || exit 1\n\
+             while [ -e {late}$2 ]; do sleep 0.02; done\n\
+             until grep -q '^ *0 *0$' /sys/block/${{device#/dev/}}/inflight; do sleep 0.01; done\n\
              echo $2 >>{} ;;\n  admit) blockdev --setrw $device ;;\n  *) exit 2 ;;\nesac\n",
             log.display(),
             running = self.running().display(),
             ended = self.ended().display(),
             broken = self.broken().display(),
             closed = self.closed().display(),
+            late = late.display(),
         );
         std::fs::write(&path, script).unwrap();
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
@@ -110,10 +124,69 @@ impl Luns {
         text.lines().map(str::to_owned).collect()
     }
 
+    /// Writes of a node's process to the LUN are held up on their way until the value is dropped, and fences of the node wait for them.
+    pub fn hold_up(&self, node: usize, process: u32) -> Option<HeldUp> {
+        let late = self.directory.join(format!("late-n{node}"));
+        File::create(&late).unwrap();
+        let throttle = Throttle::new(self.path(node), HELD_UP, [process]);
+        let held = HeldUp { late, throttle, device: self.path(node).to_owned() };
+        held.throttle.is_some().then_some(held)
+    }
+
+    /// A node's path leads nowhere: it fails what it is asked for, or does not any more.
+    pub fn break_path(&self, node: usize, is_broken: bool) {
+        let device = OpenOptions::new().read(true).write(true).open(self.path(node)).unwrap();
+        let mut info = [0u64; LOOP_INFO];
+        // SAFETY: the kernel writes a structure of this size.
+        assert_eq!(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS, info.as_mut_ptr()) }, 0);
+        info[LOOP_OFFSET] = if is_broken { LUN } else { 0 };
+        // SAFETY: the kernel reads a structure of this size.
+        let answer = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_STATUS, info.as_ptr()) };
+        assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    /// Another path to the LUN, as another host has one.
+    pub fn another_path(&self) -> LoopDevice {
+        LoopDevice::attach(&self.directory.join("lun")).unwrap()
+    }
+
     /// A node's path takes writes, or does not.
     pub fn set_path(&self, node: usize, is_there: bool) {
         let how = if is_there { "--setrw" } else { "--setro" };
         run(Command::new("blockdev").arg(how).arg(self.path(node)));
+    }
+}
+
+/// Writes that wait on their way to the LUN.
+pub struct HeldUp {
+    late: PathBuf,
+    throttle: Option<Throttle>,
+    device: PathBuf,
+}
+
+impl HeldUp {
+    /// Writes that have reached the LUN on this path, since there is the path.
+    pub fn landed(device: &Path) -> u64 {
+        let name = device.file_name().unwrap().to_string_lossy();
+        let text = std::fs::read_to_string(format!("/sys/block/{name}/stat")).unwrap();
+        // "Completed writes" (Linux, `Documentation/block/stat.rst`).
+        text.split_whitespace().nth(4).and_then(|count| count.parse().ok()).unwrap()
+    }
+
+    /// Lets them go on. Returns how many have reached the LUN since `before`.
+    pub fn let_go(self, before: u64) -> u64 {
+        let device = self.device.clone();
+        drop(self);
+        HeldUp::landed(&device) - before
+    }
+}
+
+impl Drop for HeldUp {
+    fn drop(&mut self) {
+        // They are on their way before a fence looks for them.
+        drop(self.throttle.take());
+        thread::sleep(Duration::from_millis(200));
+        let _ = std::fs::remove_file(&self.late);
     }
 }
 
@@ -128,6 +201,22 @@ impl Drop for Luns {
             let _ = Command::new("blockdev").arg("--setrw").arg(path).status();
         }
     }
+}
+
+/// Writes to a new disk until there is no space. The thread ends with an error: in `wait` mode, when the disk is deleted.
+pub fn take_all_space(bench: &Bench, disk: &str) -> JoinHandle<NbdError> {
+    const SIZE: u64 = 600 << 20;
+    const PIECE: usize = 1 << 20;
+    let uri = bench.create_sized(disk, "write-through", SIZE);
+    thread::spawn(move || {
+        let mut nbd = NbdClient::connect(&uri).unwrap();
+        for at in (0..SIZE).step_by(PIECE) {
+            if let Err(error) = nbd.write(at, &vec![1; PIECE], false) {
+                return error;
+            }
+        }
+        panic!("all of it is written");
+    })
 }
 
 pub fn run(command: &mut Command) {

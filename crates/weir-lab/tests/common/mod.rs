@@ -5,6 +5,7 @@ pub mod etcd;
 pub mod lun;
 mod program;
 pub mod rounds;
+pub mod throttle;
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -138,18 +139,27 @@ impl Bench {
 
     /// Makes a disk with blocks of 512 or 4096 bytes, and opens it.
     pub fn create_with_blocks(&self, disk: &str, policy: &str, logical_block: u32) {
+        self.create_as(disk, policy, SIZE, logical_block);
+    }
+
+    /// Makes a disk of `size` bytes on a LUN, and opens it. Returns its address.
+    pub fn create_sized(&self, disk: &str, policy: &str, size: u64) -> Uri {
+        self.create_as(disk, policy, size, 4096)
+    }
+
+    fn create_as(&self, disk: &str, policy: &str, size: u64, logical_block: u32) -> Uri {
         let client = self.lab.any_client().unwrap();
         let wanted = CreateDisk {
             name: disk.into(),
             volume: "pool".into(),
-            size: SIZE,
+            size,
             logical_block,
             policy: policy.into(),
             medium: self.medium,
             limit: None,
         };
         client.create_disk(&wanted).unwrap();
-        client.export(disk, &Export::default()).unwrap();
+        client.export(disk, &Export::default()).unwrap().uris[0].parse().unwrap()
     }
 
     /// The disk as its owner shows it; the latest one, when a former owner does not know yet.

@@ -13,8 +13,9 @@ use weir_node::api::DiskView;
 use weir_node::config::{LeaseConfig, PeersConfig, ResourcesConfig};
 
 use super::await_some;
-use super::filesystem::{SmallFilesystem, Throttle};
+use super::filesystem::SmallFilesystem;
 use super::guest_load::{GuestLoad, REQUEST, Shape, Timeline, Window};
+use crate::common::throttle::Throttle;
 use crate::common::{Bench, DISK, SIZE, SOON};
 
 const MIB: u64 = 1 << 20;

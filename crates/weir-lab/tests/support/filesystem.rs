@@ -3,9 +3,9 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::run;
+use crate::common::throttle::Throttle;
 
 const IMAGE: &str = "image";
 const MOUNT: &str = "mount";
@@ -89,17 +89,7 @@ impl SmallFilesystem {
     /// Lets the processes write no more than so many bytes in a second to this device; `None` where the kernel has no
     /// way for it (cgroup v1, `blkio.throttle`).
     pub fn throttle(&self, rate: u64, processes: impl IntoIterator<Item = u32>) -> Option<Throttle> {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let group = Path::new("/sys/fs/cgroup/blkio").join(format!("weir-{}-{number}", std::process::id()));
-        fs::create_dir(&group).ok()?;
-        let throttle =
-            Throttle { group, device: run("lsblk", ["-dno", "MAJ:MIN", &self.device]).trim().into() };
-        throttle.set(rate).ok()?;
-        for process in processes {
-            fs::write(throttle.group.join("cgroup.procs"), process.to_string()).ok()?;
-        }
-        Some(throttle)
+        Throttle::new(Path::new(&self.device), rate, processes)
     }
 }
 
@@ -121,30 +111,5 @@ pub struct Frozen(PathBuf);
 impl Drop for Frozen {
     fn drop(&mut self) {
         let _ = Command::new("/usr/sbin/fsfreeze").arg("--unfreeze").arg(&self.0).status();
-    }
-}
-
-/// A limit to what some processes write to a device; lifted when dropped.
-pub struct Throttle {
-    group: PathBuf,
-    device: String,
-}
-
-impl Throttle {
-    /// Sets the limit in bytes per second; 0 lifts it.
-    fn set(&self, rate: u64) -> std::io::Result<()> {
-        fs::write(self.group.join("blkio.throttle.write_bps_device"), format!("{} {rate}", self.device))
-    }
-}
-
-impl Drop for Throttle {
-    fn drop(&mut self) {
-        let _ = self.set(0);
-        // The processes must be somewhere else before their group can go.
-        let members = fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default();
-        for process in members.lines() {
-            let _ = fs::write(self.group.with_file_name("cgroup.procs"), process);
-        }
-        let _ = fs::remove_dir(&self.group);
     }
 }

@@ -11,7 +11,7 @@ use weir_block::LayerInfo;
 use weir_cluster::events::Events;
 use weir_cluster::membership::NodeSession;
 use weir_cluster::node_state::{self, Rules};
-use weir_cluster::records::{DiskRecord, Record, Source, VolumeKind, VolumeRecord, keys};
+use weir_cluster::records::{DiskRecord, LunRecord, Record, Source, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{Entry, Registry};
 use weir_volume::{BackingKind, DirVolume, FileIdentity, VolumeError};
 
@@ -121,7 +121,9 @@ impl Node {
                 if volume.kind == VolumeKind::Lun {
                     let file = DirVolume::file_of(name).map_err(|error| error.to_string())?;
                     let lun = self.coordinators.get(&volume.name).lun;
-                    let backing = BackingKind::Lun { volume: volume.name, file, lun };
+                    let uuid = volume.lun.as_ref().and_then(|lun| LunRecord::bytes(&lun.uuid));
+                    let filesystem = uuid.ok_or("the record of its volume names no LUN")?;
+                    let backing = BackingKind::Lun { volume: volume.name, file, lun, filesystem };
                     return Ok(Place { backing, volume: None });
                 }
                 let path = DirVolume::path_of(&volume.path, name).map_err(|error| error.to_string())?;

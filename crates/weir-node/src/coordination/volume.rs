@@ -215,7 +215,8 @@ fn host(node: &Node, record: &VolumeRecord, lun: &LunRecord, path: PathBuf) -> H
         volume: id,
         area: lun.heartbeat,
         fencing: Fencing::new(id, own, reservations, command),
-        lun: path,
+        // A link may lead elsewhere later; a device that is mounted keeps its name.
+        lun: path.canonicalize().unwrap_or(path),
         former: former.iter().map(|process| Mark::of(&process.to_string())).collect(),
     }
 }

@@ -12,6 +12,7 @@ use weir_export::{Client, Exports, Rate, Workspace};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
 use weir_volume::lun::route_status::{Reason, Reasons, RouteState, RouteStatus};
+use weir_volume::routed::Overdue;
 use weir_volume::{Backing, BackingKind, BackingOptions, CoordinatorWay, SharedDisk};
 
 use super::barrier::BarrierSlot;
@@ -489,9 +490,28 @@ impl Disk {
         self.backing().shared().is_some_and(SharedDisk::is_newly_fenced)
     }
 
-    /// Whether requests have begun to fail since the last call, for lack of a coordinator.
-    pub fn is_newly_overdue(&mut self) -> bool {
-        self.backing().shared().is_some_and(SharedDisk::is_newly_overdue)
+    /// An event, if requests have begun to fail since the last call, for lack of a coordinator that answers.
+    pub fn new_overdue(&mut self) -> Option<(&'static str, String)> {
+        let what = match self.backing().shared()?.newly_overdue()? {
+            Overdue::Missing => "its volume has had no coordinator",
+            Overdue::Silent => "the coordinator of its volume has answered nothing",
+        };
+        let text = format!(
+            "{what} for longer than lun.coordinator_wait: requests that need one fail until one answers"
+        );
+        Some(("volume-recovery-failed", text))
+    }
+
+    /// Its effect on clients, if the coordinator of its volume owes answers and gives none, in words.
+    fn silent_reason(&self, now: Nanos) -> Option<String> {
+        let reasons = self.route_status(now)?.reasons;
+        let is = |wanted| reasons.iter().any(|reason| reason == wanted);
+        let effect = if is(Reason::RecoveryFailed) { "fail" } else { "wait" };
+        is(Reason::CoordinatorSilent).then(|| {
+            format!(
+                "the coordinator of its volume does not answer: requests that need it {effect}. Its LUN hangs, or its process: if it stays so,                  end that node, and another one takes over"
+            )
+        })
     }
 
     /// Gives up what it holds of a LUN; `done` when nothing of it is under way there.
@@ -723,6 +743,9 @@ impl Disk {
         let is_full = self.lacks_space(now);
         if is_full && status.reason.is_empty() {
             status.reason = self.full_reason();
+        }
+        if let Some(reason) = self.silent_reason(now).filter(|_| status.reason.is_empty()) {
+            status.reason = reason;
         }
         let state = match self.life {
             Life::Serving if status.reason.is_empty() => "serving",

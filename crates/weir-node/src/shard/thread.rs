@@ -276,10 +276,8 @@ impl Turning {
         if disk.is_newly_fenced() {
             self.unsent.push(Notice::Fenced { disk: disk.name.clone() });
         }
-        if disk.is_newly_overdue() {
-            let text = "its volume has had no coordinator for longer than lun.coordinator_wait: requests that need one fail until there is one";
-            let (disk, kind, text) = (disk.name.clone(), "volume-recovery-failed", text.to_owned());
-            self.unsent.push(Notice::Event { disk, kind, text });
+        if let Some((kind, text)) = disk.new_overdue() {
+            self.unsent.push(Notice::Event { disk: disk.name.clone(), kind, text });
         }
         if disk.wants_coordinator(self.reactor.now()) {
             self.unsent.push(Notice::WantCoordinator { disk: disk.name.clone() });

@@ -39,19 +39,22 @@ pub enum Reason {
     Fenced,
     /// Nobody coordinates the volume, or its coordinator cannot be reached.
     CoordinatorMoving,
-    /// That has lasted for longer than the operator allows: requests that need a coordinator fail.
+    /// The volume's coordinator owes answers, and has given none for a while: its LUN hangs, or its process.
+    CoordinatorSilent,
+    /// One of these two has lasted for longer than the operator allows: requests that need a coordinator fail.
     RecoveryFailed,
     /// The volume has no space left: writes that need some wait, or fail.
     VolumeFull,
 }
 
 impl Reason {
-    const ALL: [Reason; 7] = [
+    const ALL: [Reason; 8] = [
         Reason::UserRequest,
         Reason::UnallocatedExtent,
         Reason::NoDiskConnectivity,
         Reason::Fenced,
         Reason::CoordinatorMoving,
+        Reason::CoordinatorSilent,
         Reason::RecoveryFailed,
         Reason::VolumeFull,
     ];
@@ -65,6 +68,7 @@ impl Reason {
             Reason::NoDiskConnectivity => "no-disk-connectivity",
             Reason::Fenced => "fenced",
             Reason::CoordinatorMoving => "coordinator-moving",
+            Reason::CoordinatorSilent => "coordinator-silent",
             Reason::RecoveryFailed => "recovery-failed",
             Reason::VolumeFull => "volume-full",
         }

@@ -119,6 +119,15 @@ impl Link {
         }
     }
 
+    /// Answers are not taken, for lack of memory at this end.
+    pub fn awaits_memory(&self) -> bool {
+        match self {
+            Link::None => false,
+            Link::Here(served, _) => served.borrow().waits_for_memory_alone(),
+            Link::Remote(remote) => remote.has_more(),
+        }
+    }
+
     pub fn flush(&mut self, reactor: &mut Reactor) -> Result<(), LinkError> {
         match self {
             Link::Remote(remote) => Ok(remote.flush(reactor)?),

@@ -6,6 +6,7 @@
 
 mod link;
 mod parts;
+mod patience;
 mod requests;
 
 use std::cell::RefCell;
@@ -37,6 +38,8 @@ use crate::lun::serving::{PIECE, ServedDisk};
 use crate::planted::Planted;
 use link::{Link, LinkError};
 use parts::Part;
+pub use patience::Overdue;
+use patience::Patience;
 use requests::{Pending, Source};
 
 /// From here on, slots of events are connections, by their number.
@@ -77,11 +80,9 @@ pub struct RoutedBacking {
     epoch: u64,
     /// The time at which a coordinator is asked for again.
     ask_at: Nanos,
-    /// Longest wait for a coordinator, and its end; [`Nanos::NEVER`] while no request waits, or when it is over.
-    coordinator_wait: Duration,
-    overdue_at: Nanos,
-    /// Nobody has heard of that yet.
-    newly_overdue: bool,
+    patience: Patience,
+    /// Requests have begun to fail, and nobody has heard of that yet.
+    newly_overdue: Option<Overdue>,
     /// This node's path, if it has one.
     lun: Option<UringEngine>,
     /// The LUN has refused this node's I/O: it is fenced until it is told otherwise.
@@ -153,9 +154,8 @@ impl RoutedBacking {
             depth: options.depth.max(1),
             epoch: 0,
             ask_at: Nanos(0),
-            coordinator_wait: options.coordinator_wait,
-            overdue_at: reactor.now() + options.coordinator_wait,
-            newly_overdue: false,
+            patience: Patience::new(reactor.now(), options.coordinator_wait),
+            newly_overdue: None,
             lun: lun.map(|lun| UringEngine::new(lun, id)),
             fenced: false,
             newly_fenced: false,
@@ -240,7 +240,7 @@ impl RoutedBacking {
         self.link.close(reactor);
         self.forget_redirected(reactor);
         self.held[BY_COORDINATOR].clear();
-        self.start_waiting(reactor);
+        self.patience.disconnected(reactor.now());
         self.step(reactor, router::Event::CoordinatorLost);
     }
 
@@ -285,7 +285,7 @@ impl RoutedBacking {
         self.core.step(event, &mut effects);
         if had_path && !self.core.has_path() && !self.core.has_coordinator() {
             // What went directly until now has not waited at all.
-            self.start_waiting(reactor);
+            self.patience.start(reactor.now());
         }
         for effect in effects {
             self.carry_out(reactor, effect);
@@ -340,7 +340,7 @@ impl RoutedBacking {
                 let durable = self.request(request.id).is_some_and(|pending| pending.durable);
                 self.counts.file += 1;
                 self.begin_redirected(reactor, request.id);
-                self.link.send(reactor, ToCoordinator::Redirected { request, gives_up, durable, data });
+                self.ask(reactor, ToCoordinator::Redirected { request, gives_up, durable, data });
                 true
             }
             _ => true,
@@ -348,9 +348,8 @@ impl RoutedBacking {
     }
 
     fn take_message(&mut self, reactor: &mut Reactor, message: ToOwner) -> Result<(), LinkError> {
-        // An answer ends the wait, and a welcome does not: a coordinator may come and go and do nothing.
         if matches!(message, ToOwner::Answer { .. } | ToOwner::BlockAnswer { .. } | ToOwner::Flushed { .. }) {
-            self.overdue_at = Nanos::NEVER;
+            self.patience.answered(reactor.now());
         }
         match message {
             ToOwner::Welcome { piece, .. } if piece != PIECE => return Err(LinkError::Piece(piece)),
@@ -359,6 +358,7 @@ impl RoutedBacking {
             }
             ToOwner::Welcome { epoch, .. } => {
                 self.coordinator_epoch = epoch;
+                self.patience.greeted();
                 self.step(reactor, router::Event::CoordinatorFound);
             }
             ToOwner::Answer { id, result, grants, data } => {
@@ -398,31 +398,30 @@ impl RoutedBacking {
         }
     }
 
-    /// From now on, unless somebody waits already, there is a limit.
-    fn start_waiting(&mut self, reactor: &Reactor) {
-        if self.overdue_at == Nanos::NEVER {
-            self.overdue_at = reactor.now() + self.coordinator_wait;
-        }
+    /// Sends a message that the coordinator has to answer.
+    fn ask(&mut self, reactor: &mut Reactor, message: ToCoordinator) {
+        self.patience.asked(reactor.now());
+        self.link.send(reactor, message);
     }
 
-    /// Whoever waits for a coordinator has waited for long enough.
+    /// Whoever waits for a coordinator has waited for long enough. What a silent one has may still be done, as with one that is gone: so its
+    /// connection ends, and the next one begins when it has ended all that came over this one (P4).
     fn check_overdue(&mut self, reactor: &mut Reactor) {
-        if self.overdue_at == Nanos::NEVER || self.abandoned {
+        if self.abandoned {
             return;
         }
-        if self.core.has_coordinator() {
-            if !self.core.waits_for_coordinator() {
-                self.overdue_at = Nanos::NEVER;
-            } else if reactor.now() >= self.overdue_at {
-                // It may answer yet. If it goes, that was the end of the wait.
-                self.overdue_at = reactor.now() + ASK_AGAIN;
-            }
-            return;
+        let now = reactor.now();
+        if self.link.awaits_memory() {
+            self.patience.takes_none(now);
         }
-        if reactor.now() < self.overdue_at {
-            return;
+        let (is_there, waits) = (self.core.has_coordinator(), self.core.waits_for_coordinator());
+        let Some(overdue) = self.patience.check(now, is_there, waits) else { return };
+        if overdue == Overdue::Silent {
+            tracing::warn!("the coordinator of a volume has answered nothing for lun.coordinator_wait");
+            self.disconnect(reactor, None);
+            self.patience.gave_up();
         }
-        (self.overdue_at, self.newly_overdue) = (Nanos::NEVER, true);
+        self.newly_overdue = Some(overdue);
         let error = IoError::new(ErrorKind::Operator, Code::Io, "waiting for the coordinator of a volume");
         self.step(reactor, router::Event::CoordinatorOverdue(error));
     }
@@ -617,7 +616,7 @@ impl Layer for RoutedBacking {
         let probe = if self.core.has_path() || self.fenced { Nanos::NEVER } else { self.probe_at };
         let ask = if self.link.is_there() || self.abandoned { Nanos::NEVER } else { self.ask_at };
         let more = if self.link.has_more() { self.more_at } else { Nanos::NEVER };
-        let overdue = if self.abandoned { Nanos::NEVER } else { self.overdue_at };
+        let overdue = if self.abandoned { Nanos::NEVER } else { self.patience.deadline() };
         probe.min(self.retry_at).min(ask).min(more).min(overdue).min(self.space.deadline(self.has_depth()))
     }
 
@@ -692,6 +691,7 @@ impl Backing for RoutedBacking {
             .with(Reason::NoDiskConnectivity, !path && !self.fenced)
             .with(Reason::Fenced, self.fenced)
             .with(Reason::CoordinatorMoving, !coordinator)
+            .with(Reason::CoordinatorSilent, self.patience.is_silent())
             .with(Reason::RecoveryFailed, self.core.is_overdue());
         Some(RouteStatus { state, reasons, counts: self.counts })
     }
@@ -731,8 +731,8 @@ impl SharedDisk for RoutedBacking {
         std::mem::take(&mut self.newly_fenced)
     }
 
-    fn is_newly_overdue(&mut self) -> bool {
-        std::mem::take(&mut self.newly_overdue)
+    fn newly_overdue(&mut self) -> Option<Overdue> {
+        self.newly_overdue.take()
     }
 
     fn drop_leases(&mut self, reactor: &mut Reactor, number: u64) {

@@ -96,7 +96,7 @@ impl RoutedBacking {
             false => self.counts.block += 1,
         }
         let message = ToCoordinator::Block { id: number, kind, piece, by_file, durable, data };
-        self.link.send(reactor, message);
+        self.ask(reactor, message);
         true
     }
 
@@ -110,7 +110,7 @@ impl RoutedBacking {
             }
             (Route::Block | Route::File, _) => {
                 self.sent(reactor, slot);
-                self.link.send(reactor, ToCoordinator::Flush(number));
+                self.ask(reactor, ToCoordinator::Flush(number));
             }
         }
         true

@@ -52,6 +52,19 @@ pub enum FilesystemError {
         /// Of the path.
         path_sector: u32,
     },
+    /// The path leads to something else.
+    #[error(
+        "{} does not lead to the LUN of this volume any more (its filesystem has the UUID {}): let the path lead there again, or restart this \
+         node, which looks for the LUN by that UUID",
+        .path.display(),
+        hexadecimal(.filesystem)
+    )]
+    OtherLun {
+        /// The path.
+        path: PathBuf,
+        /// The identity of the volume's filesystem.
+        filesystem: [u8; 16],
+    },
     /// Space was written, and is still not the file's own.
     #[error(
         "{}: bytes {start} to {end} were written, and the filesystem does not have them as written blocks of this file alone ({found}); \
@@ -103,9 +116,14 @@ impl FilesystemError {
             }
             FilesystemError::Unsuitable { .. }
             | FilesystemError::Sectors { .. }
+            | FilesystemError::OtherLun { .. }
             | FilesystemError::NotWritten { .. } => None,
         }
     }
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn in_parentheses(said: &str) -> String {

@@ -2,12 +2,13 @@
 //! and asked where a file's blocks are (`VOLUME.md` §1, §2).
 //!
 //! - [`identify`], [`superblock`]: which filesystem a LUN has, and whether it suits, without mounting it;
-//! - [`mount`]: a detached mount, which no other process and no path reaches;
+//! - [`mount`]: a detached mount, which no other process and no path reaches; [`by_hand`]: mounts that others have made;
 //! - [`mod@extents`]: the blocks of a file, and who may use them;
 //! - [`space`]: space that is written with zeroes before it is used directly.
 //!
 //! Everything here blocks. It is for the coordinator's own threads, never for a shard.
 
+pub mod by_hand;
 pub mod error;
 pub mod extents;
 mod handle;
@@ -19,6 +20,6 @@ pub mod superblock;
 
 pub use error::FilesystemError;
 pub use extents::{Extent, extents, layout};
-pub use identify::content;
+pub use identify::{content, open_lun};
 pub use mount::Mounted;
 pub use superblock::{Content, Kind, Superblock};

@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{Dir, Mode, OFlags, RenameFlags, ResolveFlags, StatVfs};
+use rustix::fs::{Dir, Mode, OFlags, RenameFlags, ResolveFlags, StatVfs, StatVfsMountFlags};
 use rustix::mount::{
     FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsconfig_set_flag, fsconfig_set_string,
     fsmount, fsopen,
@@ -21,7 +21,7 @@ use weir_block::BufferPool;
 
 use super::error::FilesystemError;
 use super::handle;
-use super::identify::content;
+use super::identify::{content, open_lun};
 use super::superblock::{Content, Kind, Superblock};
 
 /// Longest message of the kernel that is kept, in bytes.
@@ -211,19 +211,34 @@ impl Mounted {
         Ok((bytes(space.f_blocks), bytes(space.f_bavail)))
     }
 
-    /// Whether the filesystem works, and this host reaches the LUN. One that cannot write to its LUN shuts down, and all that it is asked for
-    /// fails from then on, until it is mounted again. (XFS refuses `fstat` then, ext4 `fsync`; one that ext4 has made read-only refuses
-    /// neither, but its errors are `EROFS`.) Blocks on the LUN.
-    #[must_use]
-    pub fn is_usable(&self) -> bool {
-        rustix::fs::fstat(&self.root).is_ok() && rustix::fs::fsync(&self.root).is_ok() && self.reads_lun()
+    /// Looks whether the filesystem works, and this host reaches the LUN. One that cannot write to its LUN shuts down, and all that it is asked
+    /// for fails from then on, until it is mounted again: XFS refuses `fstat` then, ext4 `fsync`. One that ext4 has made read-only says so,
+    /// or refuses `fsync`, depending on the kernel. Blocks on the LUN.
+    ///
+    /// # Errors
+    /// [`FilesystemError::System`].
+    pub fn check(&self) -> Result<(), FilesystemError> {
+        let failed = |action| FilesystemError::system(action, &self.lun);
+        let system = |action| move |error: rustix::io::Errno| failed(action)(error.into());
+        rustix::fs::fstat(&self.root).map_err(system("examine the filesystem on"))?;
+        let flags = self.statvfs()?.f_flag;
+        if flags.contains(StatVfsMountFlags::RDONLY) {
+            let source = io::Error::from_raw_os_error(libc::EROFS);
+            return Err(failed("write to the filesystem on")(source));
+        }
+        rustix::fs::fsync(&self.root).map_err(system("sync the filesystem on"))?;
+        self.read_lun()
     }
 
-    fn reads_lun(&self) -> bool {
-        let mut options = File::options();
-        let opened = options.read(true).custom_flags(libc::O_DIRECT).open(&self.lun);
-        let Some(mut buffer) = BufferPool::new(PROBE).take(PROBE) else { return true };
-        opened.is_ok_and(|lun| lun.read_exact_at(buffer.bytes_mut(), 0).is_ok())
+    fn read_lun(&self) -> Result<(), FilesystemError> {
+        let lun = match open_lun(&self.lun, self.superblock.uuid, false) {
+            Ok(lun) => lun,
+            // It says nothing of the LUN.
+            Err(FilesystemError::System { source, .. }) if is_of_host(&source) => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let Some(mut buffer) = BufferPool::new(PROBE).take(PROBE) else { return Ok(()) };
+        lun.read_exact_at(buffer.bytes_mut(), 0).map_err(FilesystemError::system("read", &self.lun))
     }
 
     /// Makes everything that was done in it durable.
@@ -234,6 +249,11 @@ impl Mounted {
         let synced = rustix::fs::syncfs(&self.root);
         synced.map_err(|error| FilesystemError::system("sync", &self.lun)(error.into()))
     }
+}
+
+/// The host, or this process, has no descriptor or no memory left.
+fn is_of_host(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM))
 }
 
 /// Opens a LUN exclusively: nothing else on this host has it mounted, or open in the same way. That is the proof that former processes of

@@ -65,7 +65,7 @@ impl Asked {
 }
 
 /// What freed space counts as.
-pub fn meter_kind(kind: Kind) -> RequestKind {
+fn meter_kind(kind: Kind) -> RequestKind {
     match kind {
         Kind::Read => RequestKind::Read,
         Kind::Write => RequestKind::Write,

@@ -56,7 +56,7 @@ pub trait FileWork: Send + Sync {
     /// The change's, or the filesystem's.
     fn change(&self, change: Change) -> Result<(), IoError>;
 
-    /// Whether the filesystem works, and this node reaches the LUN ([`Mounted::is_usable`]).
+    /// Whether the filesystem works, and this node reaches the LUN ([`Mounted::check`]).
     fn is_usable(&self) -> bool;
 }
 
@@ -122,7 +122,7 @@ impl FileWork for WorkFile {
     }
 
     fn is_usable(&self) -> bool {
-        self.mounted.is_usable()
+        self.mounted.check().is_ok()
     }
 }
 

@@ -30,12 +30,11 @@ use crate::backing::engine_uring::UringEngine;
 use crate::offload::Offload;
 use crate::planted::{Bug, Planted};
 use ahead::Ahead;
-pub(crate) use asked::meter_kind;
 use asked::{Asked, Waiting};
 use dispatch::Held;
 pub use dispatch::{Dispatch, Redirected};
 pub use file_work::{Change, FileWork, Layout};
-pub use opened::{OpenedDisk, open_lun};
+pub use opened::OpenedDisk;
 use peer::{Peer, PeerError};
 
 /// The filesystem moves blocks in pieces of at most this many bytes: the owner gives up whole ones.
@@ -387,6 +386,12 @@ impl ServedDisk {
     #[must_use]
     pub fn waits(&self) -> bool {
         !self.starved.is_empty() || self.peer.has_more()
+    }
+
+    /// It waits for memory, and not for the LUN.
+    #[must_use]
+    pub fn waits_for_memory_alone(&self) -> bool {
+        !self.starved.is_empty() && self.slots.is_empty()
     }
 
     fn receive(&mut self, reactor: &mut Reactor) {

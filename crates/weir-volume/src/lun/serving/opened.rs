@@ -1,10 +1,8 @@
 //! A disk's file and the LUN, opened for the coordinator: that blocks, so a thread does it.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use weir_block::SharedFile;
@@ -12,7 +10,7 @@ use weir_block::SharedFile;
 use super::file_work::{FileWork, WorkFile};
 use crate::backing::device_queue;
 use crate::lun::filesystem::space::Zeroes;
-use crate::lun::filesystem::{FilesystemError, Kind, Mounted};
+use crate::lun::filesystem::{FilesystemError, Kind, Mounted, open_lun};
 
 /// `_IOR('X', 31, struct fsxattr)`, `_IOW('X', 32, struct fsxattr)` (Linux, `include/uapi/linux/fs.h`).
 const FS_IOC_FSGETXATTR: libc::Ioctl = 0x801C_581F_u32 as libc::Ioctl;
@@ -66,23 +64,13 @@ impl OpenedDisk {
         }
         let size = file.metadata().map_err(failed("examine"))?.len();
         let in_order = mounted.open_without_times(&file).map_err(failed("open"))?;
-        let lun = open_lun(mounted.lun(), true)?;
+        let lun = open_lun(mounted.lun(), mounted.superblock().uuid, true)?;
         let waits_for_rotation = device_queue::waits_for_rotation(&lun);
         let work = WorkFile { file, path, zeroes: Zeroes::default(), mounted: Arc::clone(mounted) };
         let file = SharedFile::on_disk(in_order, waits_for_rotation);
         let lun = SharedFile::on_disk(lun, waits_for_rotation);
         Ok(OpenedDisk::new(Arc::new(work), file, lun, size))
     }
-}
-
-/// Opens a LUN for direct I/O beside its mount. Blocks.
-///
-/// # Errors
-/// [`FilesystemError::System`].
-pub fn open_lun(path: &Path, writable: bool) -> Result<File, FilesystemError> {
-    let flags = libc::O_DIRECT | libc::O_CLOEXEC;
-    let opened = OpenOptions::new().read(true).write(writable).custom_flags(flags).open(path);
-    opened.map_err(FilesystemError::system("open", path))
 }
 
 fn set_copy_size(file: &File) -> io::Result<()> {

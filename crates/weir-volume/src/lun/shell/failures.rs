@@ -54,6 +54,13 @@ impl Shared {
         }
     }
 
+    /// Shows a text, if it is another one than before.
+    pub(super) fn report(&self, action: &str, text: String) {
+        if !self.told(action, &text).is_empty() {
+            self.notice(text);
+        }
+    }
+
     /// Notes a text that is to be shown, if it is another one than before.
     pub(super) fn told(&self, action: &str, text: &str) -> Vec<Output> {
         let mut all = lock(&self.failures);
@@ -69,7 +76,7 @@ impl Shared {
         let is_others = record.coordinator.is_some_and(|one| one != me && record.mounts == [one].into());
         let is_over = |action: &str| match action.strip_prefix("fence ") {
             Some(node) => !record.mounts.iter().any(|one| one.node.to_string() == node),
-            None => is_others && matches!(action, "beat" | "listen" | "mount" | "survey"),
+            None => is_others && matches!(action, "beat" | "listen" | "look" | "mount" | "survey"),
         };
         let over: Vec<String> =
             lock(&self.failures).keys().filter(|action| is_over(action)).cloned().collect();

@@ -10,6 +10,7 @@
 
 mod failures;
 mod heart;
+mod look;
 mod mount;
 
 use std::collections::BTreeMap;
@@ -36,7 +37,8 @@ use heart::Heart;
 
 /// A record that is older than the LUN for this long is not merely late.
 const OUTDATED: Duration = Duration::from_secs(5);
-/// Pause between two looks whether the LUN still has this node's key: a node that only reads, or does nothing, is refused nothing.
+/// Pause between two looks whether the LUN still has this node's key, and at what is mounted: a node that only reads, or does
+/// nothing, is refused nothing.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// This node's side of a volume's LUN.
@@ -134,6 +136,8 @@ pub struct Shell {
     outdated: Option<(u64, Nanos)>,
     /// When the key was looked for.
     checked: Nanos,
+    /// When the LUN was looked at.
+    looked: Nanos,
 }
 
 /// What the threads use.
@@ -147,6 +151,8 @@ struct Shared {
     beating: AtomicU64,
     /// A thread looks for the key.
     is_checking: AtomicBool,
+    /// A thread looks at the LUN.
+    is_looking: AtomicBool,
     /// Failures of each action.
     failures: Mutex<BTreeMap<String, Failures>>,
     /// The last record.
@@ -179,6 +185,7 @@ impl Shell {
             heart: Mutex::default(),
             beating: AtomicU64::new(0),
             is_checking: AtomicBool::new(false),
+            is_looking: AtomicBool::new(false),
             failures: Mutex::default(),
             record: Mutex::default(),
             is_over: AtomicBool::new(false),
@@ -195,6 +202,7 @@ impl Shell {
             wish: 0,
             outdated: None,
             checked: Nanos::now(),
+            looked: Nanos::now(),
         }
     }
 
@@ -210,7 +218,7 @@ impl Shell {
         &self.shared.host.fencing
     }
 
-    /// Begins again what could not be begun, and looks from time to time whether this node is still registered.
+    /// Begins again what could not be begun, and looks from time to time whether this node is still registered, and at the LUN.
     pub fn tick(&mut self) {
         for action in std::mem::take(&mut self.waiting) {
             self.start(action);
@@ -222,6 +230,7 @@ impl Shell {
             self.checked = Nanos::now();
             self.begin(move |shared| shared.check_key(admission));
         }
+        self.look_at_lun();
     }
 
     /// Takes an event from outside into account, begins what follows from it, and returns what is left to the user.
@@ -454,10 +463,7 @@ impl Shared {
         match self.host.fencing.check() {
             Ok(()) => self.is_well("check"),
             Err(error @ ReservationError::NotRegistered { .. }) => {
-                let text = error.to_string();
-                if !self.told("check", &text).is_empty() {
-                    self.notice(text);
-                }
+                self.report("check", error.to_string());
                 self.answer(Event::Lost { admission });
             }
             Err(error) => self.fail("check", error.to_string()),

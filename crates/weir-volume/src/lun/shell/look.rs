@@ -1,0 +1,76 @@
+//! Looks at the LUN that nobody asks for: whether the filesystem that this node has mounted as the coordinator still works, and whether
+//! somebody has mounted it by hand. Otherwise only a request would find that out, and the first one may come hours later.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use weir_block::Nanos;
+
+use super::{CHECK_EVERY, Event, Phase, Shared, Shell, lock};
+use crate::lun::filesystem::Mounted;
+use crate::lun::filesystem::by_hand::mounts_of;
+
+/// A look that lasts for longer is reported.
+const LONG: Duration = Duration::from_secs(15);
+
+impl Shell {
+    /// Begins a look if one is due, and reports one that does not end. A LUN that hangs ends no coordination: nothing is known of the requests
+    /// on their way to it.
+    pub(super) fn look_at_lun(&mut self) {
+        let now = Nanos::now();
+        if self.shared.is_looking.load(Ordering::Relaxed) {
+            if now >= self.looked + LONG {
+                let lun = self.shared.host.lun.display();
+                self.shared.report("look", format!("{lun} has not answered for more than {LONG:?}"));
+            }
+            return;
+        }
+        if now < self.looked + CHECK_EVERY {
+            return;
+        }
+        let serves = self.phase() == Phase::Serving;
+        let mounted = lock(&self.shared.mounted).clone().filter(|_| serves);
+        self.looked = now;
+        self.shared.is_looking.store(true, Ordering::Relaxed);
+        let admission = self.admission;
+        self.begin(move |shared| shared.look(mounted, admission));
+    }
+}
+
+impl Shared {
+    fn look(&self, mounted: Option<Arc<Mounted>>, admission: u64) {
+        self.look_for_mounts();
+        if let Some(mounted) = mounted {
+            let found = mounted.check();
+            // The unmount waits for it.
+            drop(mounted);
+            match found {
+                Ok(()) => self.is_well("look"),
+                // As when an owner hears of an error.
+                Err(error) => {
+                    self.report("look", format!("this node gives the volume back: {error}"));
+                    self.answer(Event::Lost { admission });
+                }
+            }
+        }
+        self.is_looking.store(false, Ordering::Relaxed);
+    }
+
+    /// Only reports them: what such a mount has changed is changed, and its end is up to whoever made it.
+    fn look_for_mounts(&self) {
+        let lun = &self.host.lun;
+        match mounts_of(lun).first() {
+            None => self.is_well("mounts"),
+            Some(at) => self.report(
+                "mounts",
+                format!(
+                    "{lun} is mounted at {at}, and not by Weir: a program that writes there, or a defragmenter, destroys data of disks; end that \
+                     with `umount {at}`",
+                    lun = lun.display(),
+                    at = at.display()
+                ),
+            ),
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! How long requests wait for the coordinator of a volume (P9): for one that is not there, and for one that is connected and answers nothing,
+//! because its LUN hangs, or its process stands still.
+
+use std::time::Duration;
+
+use weir_block::Nanos;
+
+use super::ASK_AGAIN;
+
+/// A coordinator that owes answers and gives none is reported after this, long before requests fail.
+const SILENT: Duration = Duration::from_secs(10);
+
+/// Why requests that need a coordinator fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overdue {
+    /// There has been none for too long.
+    Missing,
+    /// It is connected, and has answered nothing for too long.
+    Silent,
+}
+
+/// The waits of one disk.
+#[derive(Debug)]
+pub(super) struct Patience {
+    /// The longest wait.
+    limit: Duration,
+    /// The end of the wait for a coordinator; [`Nanos::NEVER`] while no request waits, or when it is over.
+    overdue_at: Nanos,
+    /// Messages over the present connection that have no answer yet.
+    asked: usize,
+    /// Since when it owes answers and has given none.
+    silent_since: Option<Nanos>,
+    is_silent: bool,
+}
+
+impl Patience {
+    /// Of a disk without a coordinator.
+    pub fn new(now: Nanos, limit: Duration) -> Patience {
+        let overdue_at = now + limit;
+        Patience { limit, overdue_at, asked: 0, silent_since: None, is_silent: false }
+    }
+
+    /// Requests wait from now on, unless some do already.
+    pub fn start(&mut self, now: Nanos) {
+        if self.overdue_at == Nanos::NEVER {
+            self.overdue_at = now + self.limit;
+        }
+    }
+
+    /// The connection is gone, and with it whatever was on its way.
+    pub fn disconnected(&mut self, now: Nanos) {
+        (self.asked, self.silent_since, self.is_silent) = (0, None, false);
+        self.start(now);
+    }
+
+    /// The coordinator has greeted. That does not end the wait for it: one may come and go and do nothing.
+    pub fn greeted(&mut self) {
+        self.is_silent = false;
+    }
+
+    /// A message is on its way that the coordinator has to answer.
+    pub fn asked(&mut self, now: Nanos) {
+        self.asked += 1;
+        self.silent_since.get_or_insert(now);
+    }
+
+    /// The coordinator has answered one.
+    pub fn answered(&mut self, now: Nanos) {
+        self.asked = self.asked.saturating_sub(1);
+        self.silent_since = (self.asked > 0).then_some(now);
+        (self.overdue_at, self.is_silent) = (Nanos::NEVER, false);
+    }
+
+    /// There is no memory here to take answers.
+    pub fn takes_none(&mut self, now: Nanos) {
+        self.silent_since = self.silent_since.map(|_| now);
+    }
+
+    /// Whether requests have waited for long enough. `waits`: some do.
+    pub fn check(&mut self, now: Nanos, is_connected: bool, waits: bool) -> Option<Overdue> {
+        if !is_connected {
+            let is_over = now >= self.overdue_at;
+            if is_over {
+                self.overdue_at = Nanos::NEVER;
+            }
+            return is_over.then_some(Overdue::Missing);
+        }
+        if !waits {
+            self.overdue_at = Nanos::NEVER;
+        } else if now >= self.overdue_at {
+            // It may answer yet. If it goes, that was the end of the wait.
+            self.overdue_at = now + ASK_AGAIN;
+        }
+        let since = self.silent_since?;
+        self.is_silent |= now >= since + SILENT.min(self.limit);
+        (now >= since + self.limit).then_some(Overdue::Silent)
+    }
+
+    /// Requests do not wait any more for a coordinator that is silent. Its connection is gone.
+    pub fn gave_up(&mut self) {
+        (self.overdue_at, self.is_silent) = (Nanos::NEVER, true);
+    }
+
+    /// The coordinator owes answers, and has given none for a while.
+    pub fn is_silent(&self) -> bool {
+        self.is_silent
+    }
+
+    /// When it has to be looked at.
+    pub fn deadline(&self) -> Nanos {
+        let told = if self.is_silent { self.limit } else { SILENT.min(self.limit) };
+        self.overdue_at.min(self.silent_since.map_or(Nanos::NEVER, |since| since + told))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn at(seconds: u64) -> Nanos {
+        Nanos(seconds * 1_000_000_000)
+    }
+
+    #[test]
+    fn a_coordinator_that_answers_now_and_then_is_not_silent() {
+        let mut patience = Patience::new(at(0), LIMIT);
+        assert_eq!(patience.check(at(59), false, true), None);
+        patience.greeted();
+        patience.asked(at(59));
+        patience.asked(at(59));
+        for seconds in (60..1000).step_by(9) {
+            assert_eq!(patience.check(at(seconds), true, true), None);
+            assert!(!patience.is_silent());
+            patience.asked(at(seconds));
+            patience.answered(at(seconds));
+        }
+        // It has nothing to answer.
+        patience.answered(at(1000));
+        patience.answered(at(1000));
+        assert_eq!(patience.deadline(), Nanos::NEVER);
+        assert_eq!(patience.check(at(5000), true, true), None);
+    }
+
+    #[test]
+    fn a_silent_one_is_reported_before_requests_fail() {
+        let mut patience = Patience::new(at(0), LIMIT);
+        patience.asked(at(100));
+        assert_eq!(patience.deadline(), at(60));
+        patience.asked(at(105));
+        assert_eq!(patience.check(at(109), true, true), None);
+        assert!(!patience.is_silent());
+        assert_eq!(patience.check(at(110), true, true), None);
+        assert!(patience.is_silent());
+        assert_eq!(patience.check(at(159), true, true), None);
+        assert_eq!(patience.check(at(160), true, true), Some(Overdue::Silent));
+        patience.disconnected(at(160));
+        patience.gave_up();
+        assert_eq!(patience.check(at(10_000), false, true), None, "once");
+        assert!(patience.is_silent());
+        patience.greeted();
+        assert!(!patience.is_silent());
+    }
+
+    #[test]
+    fn answers_for_which_there_is_no_memory_here_are_no_silence() {
+        let mut patience = Patience::new(at(0), LIMIT);
+        patience.asked(at(100));
+        patience.takes_none(at(155));
+        assert_eq!(patience.check(at(160), true, true), None);
+        assert_eq!(patience.check(at(215), true, true), Some(Overdue::Silent));
+    }
+
+    #[test]
+    fn a_coordinator_that_comes_and_goes_without_an_answer_counts_as_missing() {
+        let mut patience = Patience::new(at(0), LIMIT);
+        for seconds in (0..60).step_by(5) {
+            assert_eq!(patience.check(at(seconds), false, true), None);
+            patience.greeted();
+            patience.asked(at(seconds));
+            patience.disconnected(at(seconds + 1));
+        }
+        assert_eq!(patience.check(at(60), false, true), Some(Overdue::Missing));
+        assert_eq!(patience.check(at(61), false, true), None, "once");
+    }
+}
