@@ -122,3 +122,12 @@ fn a_way_to_a_replica_is_as_long_as_it_is_told_to_be() {
     eprintln!("median of a replicated write: {before:?} → {after:?}");
     assert!(after >= before.max(Duration::from_millis(5)) && before < Duration::from_millis(5));
 }
+
+#[test]
+fn a_load_goes_past_a_redirection_only_where_there_is_a_lun() {
+    let _turn = alone();
+    let stack = up(1, "write-through");
+    let load = RunLoad { layer: LoadLayer::Direct, workload: Workload::default(), force: false };
+    let refused = stack.client().unwrap().load(DISK, &load).unwrap_err();
+    assert!(refused.message.contains("no path to a LUN"), "{refused}");
+}

@@ -148,10 +148,12 @@ fn decide(view: &View<'_>, loss: &Difference, deciding: Cell, grounds: Vec<Strin
     let (before, after) = (loss.before.median, loss.after.median);
     let shape = loss.cell.shape;
     let share = loss.cell.queue_depth / DECIDING_THREADS;
-    // Nearer to what the layer above gets than to what the lower one does, by ratio.
+    // Nearer to what the layer above gets than to what the lower one does, by ratio; and not as much lower: a writer whose requests come
+    // late, but in order, loses revolutions as well, and keeps more than two threads do.
     let most = (before * after).sqrt();
+    let least = after * after / most;
     let measured = view.iops(loss.from, &deciding);
-    let predicted = Predicted { value: after, least: 0.0, most: Some(most), unit: "IOPS", measured };
+    let predicted = Predicted { value: after, least, most: Some(most), unit: "IOPS", measured };
     Hypothesis {
         cause: Cause::ArrivalOrder,
         layer: Some(loss.to),
@@ -159,7 +161,8 @@ fn decide(view: &View<'_>, loss: &Difference, deciding: Cell, grounds: Vec<Strin
         grounds,
         prediction: format!(
             "If so, {shape} at {from} itself falls towards {} IOPS as soon as two threads issue one sequence; if it \
-             stays near {} IOPS, the order is not the cause and {to} is.",
+             stays near {} IOPS, the order is not the cause and {to} is; if it falls far lower, {to} keeps more of the order than that, and the \
+             time is lost otherwise.",
             format::whole(after),
             format::whole(before)
         ),
@@ -206,5 +209,6 @@ mod tests {
     fn the_two_thread_run_decides() {
         assert_eq!(standing(20_000.0, 270.0, Some(850.0)), Some(Standing::Supported));
         assert_eq!(standing(20_000.0, 270.0, Some(16_800.0)), Some(Standing::Rejected));
+        assert_eq!(standing(20_000.0, 270.0, Some(150.0)), Some(Standing::Rejected));
     }
 }
