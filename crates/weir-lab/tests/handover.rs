@@ -103,7 +103,7 @@ fn a_move_that_cannot_succeed_is_refused_with_the_reason() {
     // A drain of the coordinator, with nobody else to take the volume, would leave it without one.
     put_disk(&pool, second);
     client.drain_node(second, &DrainNode { fewer_copies: true, dry_run: false }).unwrap();
-    refused(second, ApiErrorKind::Refused, &format!("node {second} is "));
+    refused(second, ApiErrorKind::Refused, &format!("node {second} is drained"));
     let drain = |dry_run| client.drain_node(&first, &DrainNode { fewer_copies: true, dry_run });
     assert!(drain(true).unwrap().volumes[0].stays.contains("no other node"));
     let error = drain(false).unwrap_err();

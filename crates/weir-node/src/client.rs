@@ -22,10 +22,10 @@ use weir_identity::{
 use weir_profile::Profile;
 
 use crate::api::{
-    ApiError, ApiErrorKind, BeginImport, CloneDisk, ConfirmFenced,
+    ApiError, ApiErrorKind, BeginImport, CloneDisk, CompactDisk, CompactionView, ConfirmFenced,
     ConfirmedFenced, CreateDisk, CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted,
     DeletedVolume, DiskLimit, DiskView, Disks, DrainNode, Elsewhere, EventList, EventView, Export, Follow,
-    Importing, MeterView, Meters, Move, MoveVolume, Moved, MovedVolume, NodeStatus,
+    Importing, LayoutView, LookAtLayout, MeterView, Meters, Move, MoveVolume, Moved, MovedVolume, NodeStatus,
     NodeWork, OfImport, Owned, RecordProfile, Resize, RollBack, RolledBack, RunLoad, SetLimit, SetPolicy,
     SetRedirected, SnapshotView, Snapshots, VolumePlan, VolumeUsage, VolumeView, Volumes,
 };
@@ -472,6 +472,31 @@ impl Client {
         self.post(&of_disk(disk, "/delete-snapshot")?, &delete)
     }
 
+    /// How many extents a disk's file is in, or a snapshot's, and how long it takes to share its blocks.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn layout(&self, disk: &str, snapshot: Option<&str>) -> Result<LayoutView, ApiError> {
+        self.post(&of_disk(disk, "/layout")?, &LookAtLayout { snapshot: snapshot.map(str::to_owned) })
+    }
+
+    /// Copies a disk to fewer extents, or says what would be done. Returns when the copy has begun.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn compact(&self, disk: &str, dry_run: bool) -> Result<CompactionView, ApiError> {
+        let patience = self.patience + ROLLBACK;
+        self.call(Method::POST, &of_disk(disk, "/compact")?, encode(&CompactDisk { dry_run })?, patience)
+    }
+
+    /// How far such a copy is.
+    ///
+    /// # Errors
+    /// As [`Client::status`]; the copy has failed.
+    pub fn compaction(&self, disk: &str) -> Result<CompactionView, ApiError> {
+        self.get(&of_disk(disk, "/compact")?)
+    }
+
     /// Gives a disk the content of one of its snapshots, or says what would be done.
     ///
     /// # Errors
@@ -641,6 +666,9 @@ pub(crate) const SNAPSHOT: Duration = Duration::from_secs(REACHED.as_secs() + HE
 
 /// Longest time that a disk takes to go back to a snapshot: until it is destaged and closed, and two copies.
 pub(crate) const ROLLBACK: Duration = Duration::from_secs(90);
+
+/// Longest time that a look at the extents of one file takes.
+pub(crate) const LAYOUT: Duration = Duration::from_secs(20);
 
 /// Longest time that a look at all files of a volume takes.
 pub(crate) const USAGE: Duration = Duration::from_secs(45);

@@ -23,9 +23,9 @@ use weir_identity::{LARGEST_MESSAGE, OtherEnd};
 
 use crate::access::Caller;
 use crate::api::{
-    ApiError, ApiErrorKind, Barrier, BeginImport, CloneDisk, ConfirmFenced, CreateDisk,
+    ApiError, ApiErrorKind, Barrier, BeginImport, CloneDisk, CompactDisk, ConfirmFenced, CreateDisk,
     CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Disks, DrainNode, EventList, Export,
-    Follow, Meters, Move, MoveVolume, NOT_JOINED, OfImport, RecordProfile, Resize, RollBack,
+    Follow, LookAtLayout, Meters, Move, MoveVolume, NOT_JOINED, OfImport, RecordProfile, Resize, RollBack,
     RunLoad, SetLimit, SetPolicy, SetRedirected, Volumes,
 };
 use crate::client::INTENDED_FOR;
@@ -247,6 +247,16 @@ fn of_disk() -> Router<Operations> {
     let clone = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<CloneDisk>| {
         json(ops.clone_disk(&name, it).await)
     };
+    let layout = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<LookAtLayout>| {
+        json(ops.layout(&name, it).await)
+    };
+    let compaction = async |Ops(ops): Ops, Name(name): Name| json(ops.compaction(&name).await);
+    let compact = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<CompactDisk>| {
+        json(ops.compact(&name, it).await)
+    };
+    let compact_here = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<CompactDisk>| {
+        json(ops.compact_here(&name, it).await)
+    };
     let barrier =
         async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Barrier>| json(ops.barrier(&name, it).await);
     Router::new()
@@ -255,6 +265,9 @@ fn of_disk() -> Router<Operations> {
         .route("/v1/disks/{name}/rollback", post(rollback))
         .route("/v1/disks/{name}/clone", post(clone))
         .route("/v1/disks/{name}/barrier", post(barrier))
+        .route("/v1/disks/{name}/layout", post(layout))
+        .route("/v1/disks/{name}/compact", get(compaction).post(compact))
+        .route("/v1/disks/{name}/compact-here", post(compact_here))
         .route("/v1/disks/{name}", get(show))
         .route("/v1/disks/{name}/create", post(create_named))
         .route("/v1/disks/{name}/profile", get(profile).post(record))

@@ -129,6 +129,9 @@ pub enum VolumeError {
     /// The filesystem is full.
     #[error("no space left on the filesystem of {}", .0.display())]
     NoSpace(PathBuf),
+    /// A copy of a disk's file was not ended, because this node stops, or does not coordinate the disk's volume any more.
+    #[error("copying {} was stopped: this node stops, or does not coordinate its volume any more", .0.display())]
+    Stopped(PathBuf),
     /// Not allowed, by permissions or because the filesystem is mounted read-only.
     #[error("{what} {} is not allowed: {source}", .path.display())]
     Permission {

@@ -6,6 +6,7 @@
 //! sparse file, so that other tools can read a disk without Weir.
 
 pub mod backing;
+pub mod compaction;
 pub mod disk_files;
 pub mod error;
 pub mod factory;

@@ -4,7 +4,8 @@
 //! this name when it is complete and durable, so the directory is the whole truth about snapshots: there is no record of them
 //! elsewhere. Until then it has a name that ends with `.new`, and whoever made it may have ended: such files are removed by the next snapshot of the disk.
 //!
-//! A disk goes back to a snapshot by a file that shares the snapshot's blocks and takes the name of the disk's file ([`Rollback`]).
+//! A disk goes back to a snapshot by a file that shares the snapshot's blocks and takes the name of the disk's file ([`Replacement`]); so does a copy of
+//! the disk in fewer pieces.
 
 use std::cmp::Ordering;
 use std::fs::File;
@@ -145,7 +146,11 @@ pub fn check(disk: &str, snapshot: &str) -> Result<(), VolumeError> {
     }
 }
 
-fn file_of(disk: &str, snapshot: &str) -> Result<String, VolumeError> {
+/// The name of a snapshot's file.
+///
+/// # Errors
+/// [`VolumeError::InvalidName`].
+pub fn file_of(disk: &str, snapshot: &str) -> Result<String, VolumeError> {
     check(disk, snapshot)?;
     Ok(format!("{disk}@{snapshot}{SUFFIX}"))
 }
@@ -286,43 +291,66 @@ pub fn keep(files: &dyn Files, disk: &str, snapshot: &str, number: u64) -> Resul
     }
 }
 
-/// A file that is to replace a disk's own: it holds what a snapshot of the disk holds.
+/// A file that is to replace a disk's own.
 #[derive(Debug)]
-pub struct Rollback {
+pub struct Replacement {
     name: String,
     own: String,
     /// Bytes.
     length: u64,
 }
 
-impl Rollback {
-    /// Makes the file, durably, as long as the disk's own: what the disk has grown by since the snapshot reads as zeroes. Removes what was
-    /// left unfinished of the disk. `number`: no other unfinished file has it.
+/// The files of a [`Replacement`] that is begun.
+#[derive(Debug)]
+pub struct Begun {
+    /// It.
+    pub replacement: Replacement,
+    /// The disk's own.
+    pub own: File,
+    /// The new one.
+    pub new: File,
+    /// Bytes of the disk's own.
+    pub size: u64,
+}
+
+impl Replacement {
+    /// Begins an empty file. Removes what was left unfinished of the disk. `number`: no other unfinished file has it.
     ///
     /// # Errors
-    /// [`VolumeError::NotFound`], [`VolumeError::NoReflinks`], [`VolumeError::InvalidSize`], or the system's. The file is removed then, if
+    /// [`VolumeError::NotFound`], or the system's.
+    pub fn begin(files: &dyn Files, disk: &str, number: u64) -> Result<Begun, VolumeError> {
+        let own = DirVolume::file_of(disk)?;
+        remove_unfinished(files, disk)?;
+        let (file, length) = (files.open(&own)?, length_of(files, &own)?);
+        let name = format!("{disk}@{number:016x}{UNFINISHED}");
+        let new = files.create(&name)?;
+        Ok(Begun { replacement: Replacement { name, own, length }, own: file, new, size: length })
+    }
+
+    /// Makes a file that holds what a snapshot of the disk holds, durably, as long as the disk's own: what the disk has grown by since the
+    /// snapshot reads as zeroes.
+    ///
+    /// # Errors
+    /// As [`Replacement::begin`]; [`VolumeError::NoReflinks`], [`VolumeError::InvalidSize`]. The file is removed then, if
     /// that is possible.
-    pub fn prepare(
+    pub fn of_snapshot(
         files: &dyn Files,
         (disk, snapshot): (&str, &str),
         number: u64,
-    ) -> Result<Rollback, VolumeError> {
-        let (source_name, own) = (file_of(disk, snapshot)?, DirVolume::file_of(disk)?);
-        remove_unfinished(files, disk)?;
-        let (source, length) = (files.open(&source_name)?, length_of(files, &own)?);
-        let name = format!("{disk}@{number:016x}{UNFINISHED}");
-        let (file, rollback) = (files.create(&name)?, Rollback { name, own, length });
-        let filled = share(&source, &file).and_then(|()| match file.metadata()?.len().cmp(&length) {
-            Ordering::Less => file.set_len(length).and_then(|()| file.sync_all()),
+    ) -> Result<Replacement, VolumeError> {
+        let source = files.open(&file_of(disk, snapshot)?)?;
+        let Begun { replacement, new: file, size, .. } = Replacement::begin(files, disk, number)?;
+        let filled = share(&source, &file).and_then(|()| match file.metadata()?.len().cmp(&size) {
+            Ordering::Less => file.set_len(size).and_then(|()| file.sync_all()),
             Ordering::Equal => Ok(()),
             // No disk shrinks.
             Ordering::Greater => Err(io::Error::from_raw_os_error(libc::EFBIG)),
         });
         match filled {
-            Ok(()) => Ok(rollback),
+            Ok(()) => Ok(replacement),
             Err(error) => {
-                let error = clone_error(files.path(&rollback.name), error);
-                rollback.abandon(files);
+                let error = clone_error(files.path(&replacement.name), error);
+                replacement.abandon(files);
                 Err(error)
             }
         }
@@ -349,8 +377,9 @@ impl Rollback {
         replaced
     }
 
-    fn abandon(self, files: &dyn Files) {
-        // What is left, the next snapshot or rollback removes.
+    /// The disk's file stays as it is.
+    pub fn abandon(self, files: &dyn Files) {
+        // What is left, the next snapshot or replacement removes.
         let _left = files.remove(&self.name);
     }
 }

@@ -32,7 +32,7 @@ pub enum What {
     Disk(String),
     /// A snapshot, as in `disk@snapshot`.
     Snapshot(String),
-    /// A snapshot, a clone or a rollback that is being made, or was when its maker ended: the name of the file.
+    /// A snapshot, a clone or a replacement that is being made, or was when its maker ended: the name of the file.
     Unfinished(String),
 }
 

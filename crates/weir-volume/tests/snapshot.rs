@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 
 use common::{Mount, scratch_in_memory};
 use weir_volume::disk_files::delete_unwritten;
-use weir_volume::snapshot::{self, Files, Rollback, Unfinished};
+use weir_volume::snapshot::{self, Files, Replacement, Unfinished};
 use weir_volume::{DirVolume, VolumeError};
 
 const MIB: u64 = 1 << 20;
@@ -98,7 +98,7 @@ fn a_disk_goes_back_and_grows_no_shorter() {
     volume.lengthen("d", 2 * MIB).unwrap();
     snapshot::keep(&volume, "d", "kept", 2).unwrap();
     let before = volume.open("d.raw").unwrap();
-    let rollback = Rollback::prepare(&volume, ("d", "s"), 3).unwrap();
+    let rollback = Replacement::of_snapshot(&volume, ("d", "s"), 3).unwrap();
     assert_eq!(bytes(&volume, "d.raw")[0], 2, "not before it is replaced");
     assert!(rollback.replace(&volume, || true).unwrap());
     assert_eq!(names(&volume), ["d.raw", "d@kept.snap", "d@s.snap"]);
@@ -121,34 +121,34 @@ fn a_rollback_that_does_not_happen_leaves_nothing() {
     write(&volume, 1);
     snapshot(&volume, "s", 1);
     write(&volume, 3);
-    let absent = Rollback::prepare(&volume, ("d", "none"), 2).unwrap_err();
+    let absent = Replacement::of_snapshot(&volume, ("d", "none"), 2).unwrap_err();
     assert!(matches!(absent, VolumeError::NotFound(_)), "{absent:?}");
     let taken = snapshot::keep(&volume, "d", "s", 2).unwrap_err();
     assert!(matches!(taken, VolumeError::Exists { .. }), "{taken:?}");
-    let refused = Rollback::prepare(&volume, ("d", "s"), 2).unwrap().replace(&volume, || false);
+    let refused = Replacement::of_snapshot(&volume, ("d", "s"), 2).unwrap().replace(&volume, || false);
     assert!(!refused.unwrap());
     assert_eq!(bytes(&volume, "d.raw")[0], 3);
     assert_eq!(names(&volume), ["d.raw", "d@s.snap"]);
     // Somebody has taken the disk over meanwhile.
-    let late = Rollback::prepare(&volume, ("d", "s"), 4).unwrap();
+    let late = Replacement::of_snapshot(&volume, ("d", "s"), 4).unwrap();
     snapshot::remove_unfinished(&volume, "d").unwrap();
     let barred = late.replace(&volume, || true).unwrap_err();
     assert!(matches!(barred, VolumeError::NotFound(_)), "{barred:?}");
     assert_eq!((names(&volume), bytes(&volume, "d.raw")[0]), (vec!["d.raw".into(), "d@s.snap".into()], 3));
     // Its maker ends: the next one removes the file.
-    drop(Rollback::prepare(&volume, ("d", "s"), 4).unwrap());
+    drop(Replacement::of_snapshot(&volume, ("d", "s"), 4).unwrap());
     assert_eq!(names(&volume).len(), 3);
-    Rollback::prepare(&volume, ("d", "s"), 5).unwrap().replace(&volume, || true).unwrap();
+    Replacement::of_snapshot(&volume, ("d", "s"), 5).unwrap().replace(&volume, || true).unwrap();
     assert_eq!(names(&volume), ["d.raw", "d@s.snap"]);
     // A disk that has grown since keeps what it has grown by.
-    let late = Rollback::prepare(&volume, ("d", "s"), 6).unwrap();
+    let late = Replacement::of_snapshot(&volume, ("d", "s"), 6).unwrap();
     volume.lengthen("d", 2 * MIB).unwrap();
     let grown = late.replace(&volume, || true).unwrap_err();
     assert!(matches!(grown, VolumeError::InvalidSize { .. }), "{grown:?}");
     assert_eq!(names(&volume), ["d.raw", "d@s.snap"]);
     assert_eq!(bytes(&volume, "d.raw").len() as u64, 2 * MIB);
     fs::File::options().write(true).open(volume.path().join("d.raw")).unwrap().set_len(MIB / 2).unwrap();
-    Rollback::prepare(&volume, ("d", "s"), 7).unwrap_err();
+    Replacement::of_snapshot(&volume, ("d", "s"), 7).unwrap_err();
     assert_eq!(names(&volume), ["d.raw", "d@s.snap"]);
 }
 

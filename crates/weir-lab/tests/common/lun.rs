@@ -43,9 +43,9 @@ pub struct Luns {
 }
 
 impl Luns {
-    fn new(directory: &Path, nodes: usize) -> Luns {
+    fn new(directory: &Path, nodes: usize, bytes: u64) -> Luns {
         let image = directory.join("lun");
-        File::create(&image).unwrap().set_len(LUN).unwrap();
+        File::create(&image).unwrap().set_len(bytes).unwrap();
         let devices: Vec<_> = (0..nodes).map(|_| LoopDevice::attach(&image).unwrap()).collect();
         let paths = devices.iter().map(|device| device.path().to_owned()).collect();
         Luns { paths, _devices: devices, directory: directory.to_owned() }
@@ -235,9 +235,20 @@ pub struct LunBench {
 
 impl LunBench {
     pub fn up(nodes: usize, format: &str, policy: &str, tune: impl FnOnce(&mut LabConfig)) -> LunBench {
+        LunBench::up_of(LUN, nodes, format, policy, tune)
+    }
+
+    /// On a LUN of so many bytes.
+    pub fn up_of(
+        bytes: u64,
+        nodes: usize,
+        format: &str,
+        policy: &str,
+        tune: impl FnOnce(&mut LabConfig),
+    ) -> LunBench {
         // Its image is on a disk's filesystem: loop devices with direct I/O.
         let directory = tempfile::tempdir_in("/var/tmp").unwrap();
-        let luns = Luns::new(directory.path(), nodes);
+        let luns = Luns::new(directory.path(), nodes, bytes);
         let command = luns.fence_command();
         LunBench::begin(directory, luns, format, policy, |config| {
             config.fence_command = Some(command);

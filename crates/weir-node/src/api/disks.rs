@@ -284,6 +284,68 @@ pub struct Resize {
     pub size: u64,
 }
 
+/// Asks how many extents a disk's file is in, or a snapshot's.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LookAtLayout {
+    /// The snapshot; absent: the disk itself.
+    #[serde(default)]
+    pub snapshot: Option<String>,
+}
+
+/// The extents of a file, and what they cost when its blocks are shared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.layout/1")]
+pub struct LayoutView {
+    /// The disk.
+    pub disk: String,
+    /// Its snapshot, if that was asked for.
+    pub snapshot: Option<String>,
+    /// Extents; absent: too many to count them in five seconds.
+    pub extents: Option<u64>,
+    /// There are so many that a snapshot or a clone takes noticeable time.
+    pub is_many: bool,
+    /// About how long it takes to share the blocks; absent where `extents` is.
+    pub share_seconds: Option<f64>,
+    /// What follows from that, and what can be done; empty (null in JSON) if there are not many.
+    #[serde(default, with = "crate::null_if_empty")]
+    pub advice: String,
+}
+
+/// Copies a disk that no client uses to fewer extents.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CompactDisk {
+    /// Only say what would be done.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// A copy of a disk to fewer extents.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.compaction/1")]
+pub struct CompactionView {
+    /// The disk.
+    pub disk: String,
+    /// `planned` for a dry run, `copying`, or `done`.
+    pub state: String,
+    /// Extents of its file before.
+    pub extents: u64,
+    /// Extents of its file now; absent until it is done.
+    pub extents_after: Option<u64>,
+    /// Bytes that are copied altogether.
+    #[serde(rename = "total_bytes")]
+    pub bytes: u64,
+    /// Bytes that have been copied.
+    #[serde(rename = "copied_bytes")]
+    pub copied: u64,
+    /// Bytes that the disk shared with snapshots and clones, and has for itself afterwards.
+    #[serde(rename = "unshared_bytes")]
+    pub shared: u64,
+    /// The disk was open, and is closed now.
+    pub was_open: bool,
+}
+
 /// Deletes a disk and its data.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -64,6 +64,9 @@ pub struct LunView {
     pub epoch: u64,
     /// Nodes whose processes may have the filesystem mounted.
     pub mounts: Vec<String>,
+    /// The node that an operator wants to coordinate it, until that has claimed it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub moves_to: Option<String>,
     /// The asked node's part: `absent`, `claiming`, `fencing`, `mounting`, `serving` or `draining`.
     pub phase: String,
     /// A problem that the operator should know of; empty if there is none.

@@ -11,6 +11,8 @@ use weir_volume::lun::claim::Phase;
 use weir_volume::lun::fencing::Tier;
 use weir_volume::lun::filesystem::Mounted;
 
+use super::compactions::Compactions;
+
 /// One volume.
 #[derive(Clone, Debug)]
 pub struct VolumeState {
@@ -54,6 +56,8 @@ pub struct Coordinators {
     changed: watch::Sender<u64>,
     /// The disks that this node serves to their owners, each with its volume. Held while one is begun or ended.
     pub served: tokio::sync::Mutex<BTreeMap<String, String>>,
+    /// The disks that this node copies to fewer pieces.
+    pub compactions: Compactions,
 }
 
 impl Default for Coordinators {
@@ -62,6 +66,7 @@ impl Default for Coordinators {
             volumes: Mutex::default(),
             changed: watch::Sender::new(0),
             served: tokio::sync::Mutex::default(),
+            compactions: Compactions::default(),
         }
     }
 }

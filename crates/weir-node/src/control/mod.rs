@@ -28,6 +28,7 @@ pub mod agreement;
 pub mod capacity;
 pub mod change;
 pub mod clocks;
+pub mod compactions;
 pub mod coordinators;
 pub mod copies;
 pub mod decide;

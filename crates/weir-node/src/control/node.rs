@@ -200,6 +200,7 @@ pub fn volume_error(error: VolumeError) -> ApiError {
         | VolumeError::Unsuitable { .. }
         | VolumeError::NotADirectory(_) => ApiErrorKind::Invalid,
         VolumeError::NoReflinks(_) => ApiErrorKind::Refused,
+        VolumeError::Stopped(_) => ApiErrorKind::Unavailable,
         _ => ApiErrorKind::Failed,
     };
     ApiError::new(kind, error.to_string())

@@ -137,6 +137,7 @@ impl Operations {
 
     /// Destages and closes a disk that is open here, for as long as a client waits.
     pub(super) async fn release(&self, name: &str) -> Answer<()> {
+        self.check_not_compacting(name)?;
         let release = self.ask(name, |done| Request::Release { done });
         if let Ok(released) = tokio::time::timeout(DESTAGED, release).await {
             return released;

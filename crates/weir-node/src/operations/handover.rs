@@ -58,13 +58,13 @@ impl Operations {
     /// Only a node that takes disks gets the coordination.
     fn check_takes(&self, name: &str) -> Answer<()> {
         let node = self.nodes().into_iter().find(|node| node.name == name).ok_or_else(|| unknown(name))?;
-        let hint = match node.state.as_str() {
+        let (is, hint) = match node.state.as_str() {
             NodeView::UP => return Ok(()),
-            "draining" | NodeView::MAINTENANCE => format!("`weir node resume {name}` ends its drain"),
-            "quarantined" => format!("`weir node clear {name}` ends its quarantine"),
-            _ => "name a node that `weir status` shows as up".to_owned(),
+            "draining" | NodeView::MAINTENANCE => ("drained", format!("`weir node resume {name}` ends that")),
+            state @ "quarantined" => (state, format!("`weir node clear {name}` ends that")),
+            state => (state, "name a node that `weir status` shows as up".to_owned()),
         };
-        Err(refused(format!("node {name} is {}: it takes no coordination", node.state)).hint(hint))
+        Err(refused(format!("node {name} is {is}: it takes no coordination")).hint(hint))
     }
 
     async fn check_reaches(&self, volume: &VolumeRecord, name: &str) -> Answer<()> {

@@ -113,6 +113,7 @@ impl Operations {
             size_bytes: space.map(|(size, _)| size),
             free_bytes: space.map(|(_, free)| free),
             epoch: record.as_ref().map_or(0, |one| one.epoch),
+            moves_to: record.as_ref().and_then(|one| one.next.as_ref()).map(|next| next.node.clone()),
             mounts: record.into_iter().flat_map(|one| one.mounts).map(|one| one.node).collect(),
             phase: state.phase.name().to_owned(),
             notice: state.notice,

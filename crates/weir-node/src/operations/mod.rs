@@ -1,10 +1,11 @@
 //! The operations of the API: all that an operator can request of a node.
 
 mod cluster;
+mod compaction;
 mod coordination;
 mod delete;
-pub mod health;
 mod handover;
+pub mod health;
 pub(crate) mod imports;
 mod luns;
 mod measured;
@@ -298,6 +299,7 @@ impl Operations {
             }
             return self.forward(&other, name, "export", &wanted).await;
         }
+        self.check_not_compacting(name)?;
         let deadline = Nanos::now() + EXPORTED;
         // The operator accepts the loss that exists now, not one that occurs while this request waits.
         let mut accept_loss = wanted.accept_loss;

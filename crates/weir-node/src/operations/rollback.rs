@@ -6,7 +6,7 @@ use super::snapshots::{check_snapshot, is_file, no_snapshot};
 use super::{Answer, Operations};
 use crate::api::{ApiError, ApiErrorKind, RollBack, RolledBack};
 use crate::client::ROLLBACK;
-use crate::control::disk::Request;
+use crate::control::disk::{NewContent, Request};
 use crate::control::provisioning::to_its_end;
 use crate::timestamps::rfc3339;
 use crate::units::count_are;
@@ -74,13 +74,14 @@ impl Operations {
             Some(kept) => format!("to {disk}@{snapshot}; its content until then is {disk}@{kept}"),
             None => format!("to {disk}@{snapshot}; its content until then is discarded"),
         };
-        self.ask(disk, |done| Request::RollBack { snapshot, keep_as, done }).await?;
+        let content = NewContent::Snapshot { snapshot, keep_as };
+        self.ask(disk, |done| Request::Replace { content, done }).await?;
         self.node.journal.tell("disk-rolled-back", disk, text);
         Ok(())
     }
 
     /// Whether this process owns a disk, which nobody uses then.
-    async fn check_not_used(&self, record: &DiskRecord) -> Answer<bool> {
+    pub(super) async fn check_not_used(&self, record: &DiskRecord) -> Answer<bool> {
         let disk = &record.name;
         let Some(owner) = &record.owner else { return Ok(false) };
         if *owner != self.me() {
@@ -94,7 +95,7 @@ impl Operations {
         if clients > 0 {
             let are = count_are(clients as u64, "client");
             let message =
-                format!("disk {disk}: {are} connected to it, and its content would change under them");
+                format!("disk {disk}: {are} connected to it, and its file would be replaced under them");
             return Err(ApiError::new(ApiErrorKind::Refused, message)
                 .hint("shut the guest down, or disconnect the disk from it"));
         }
@@ -102,7 +103,7 @@ impl Operations {
     }
 
     /// Before the disk is closed for nothing: it does not go back while another may write to it, and only an owner finds out.
-    fn check_no_former(&self, record: &DiskRecord) -> Answer<()> {
+    pub(super) fn check_no_former(&self, record: &DiskRecord) -> Answer<()> {
         let Some(former) = record.former.first() else { return Ok(()) };
         let (disk, grace) = (&record.name, self.node.config.lease.fence_grace);
         let message = format!("disk {disk}: its former owner {} may still write to it", former.node);
@@ -115,7 +116,7 @@ impl Operations {
         Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))
     }
 
-    async fn check_closed(&self, record: &DiskRecord) -> Answer<()> {
+    pub(super) async fn check_closed(&self, record: &DiskRecord) -> Answer<()> {
         let disk = &record.name;
         if let Some(owner) = &record.owner {
             let message = format!("disk {disk} is not closed: {owner} owns it");

@@ -462,7 +462,7 @@ impl Operations {
 
     /// The node that reaches the files of a disk's volume, and knows who has the disk open, when that is another one: the coordinator of a volume on a
     /// LUN, the owner of a disk in a directory.
-    async fn keeper_elsewhere(&self, record: &DiskRecord) -> Answer<Option<NodeRef>> {
+    pub(super) async fn keeper_elsewhere(&self, record: &DiskRecord) -> Answer<Option<NodeRef>> {
         match self.node.volume(&record.volume).await?.kind {
             VolumeKind::Lun => {
                 let other = self.coordinated_elsewhere(&record.volume).await?;

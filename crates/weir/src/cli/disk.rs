@@ -52,6 +52,9 @@ pub enum DiskCommand {
         /// use the disk meanwhile. If the copy fails or is interrupted, the new disk is removed. Afterwards it is open.
         #[arg(long)]
         copy: bool,
+        /// Only say in how many extents the source is, and how long the clone would take.
+        #[arg(long, conflicts_with = "copy")]
+        dry_run: bool,
         /// As of `weir disk create`.
         #[arg(long, default_value = "write-back+1")]
         policy: String,
@@ -153,6 +156,22 @@ pub enum DiskCommand {
         /// The new size; not less than now.
         #[arg(value_parser = parse_size_above_zero)]
         size: Size,
+    },
+    /// Copy a disk on a LUN to few extents, so that snapshots and clones of it take less time.
+    ///
+    /// They share one extent after the other. The first write to each 64 KiB after a snapshot makes a new one, so a disk is in many after a while; `weir
+    /// volume du` shows them. The disk must have no clients. If it is open, it is destaged and closed; `weir disk export` opens it
+    /// again. The copy needs as much free space as the disk takes. What it shared with snapshots and clones is there twice
+    /// afterwards, until those are deleted. If the volume gets another coordinator meanwhile, the copy ends, and the disk is as
+    /// it was.
+    #[command(after_long_help = "Example:\n  weir disk compact golden --dry-run\n  weir disk compact golden")]
+    Compact {
+        /// Its name.
+        #[arg(add = completion::disks())]
+        name: String,
+        /// Only say what would be done.
+        #[arg(long)]
+        dry_run: bool,
     },
     /// Delete a disk and everything on it.
     ///

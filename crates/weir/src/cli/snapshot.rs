@@ -27,6 +27,9 @@ pub enum SnapshotCommand {
         /// are on different disks. Their clients wait for a moment.
         #[arg(long, value_name = "DISK", value_delimiter = ',', add = completion::disks())]
         group: Vec<String>,
+        /// Only say in how many extents the disk is, and how long the snapshot would take.
+        #[arg(long, conflicts_with = "group")]
+        dry_run: bool,
     },
     /// The snapshots of a disk, or of all disks; the oldest first.
     List {

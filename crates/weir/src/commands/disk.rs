@@ -8,6 +8,7 @@ use weir_node::shard::messages::{DiskStatus, LimitDelays, RouteReason, RouteView
 use weir_node::units::{Period, about, count};
 use weir_report::format;
 
+use super::compact::{self, planned};
 use super::confirm::confirm;
 use crate::cli::DiskCommand;
 use crate::cluster::any_node;
@@ -25,8 +26,14 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
             print(global.output, &any_node(global)?.create_disk(&wanted)?, show)
         }
         // One that is copied is made from an image: see `image::copy`.
-        DiskCommand::Clone { source, name, copy: _, policy, medium, limit } => {
+        DiskCommand::Clone { source, name, dry_run: true, .. } => {
+            let layout = any_node(global)?.layout(&source.disk, source.snapshot.as_deref())?;
+            let from = source.snapshot.iter().fold(source.disk.clone(), |disk, one| format!("{disk}@{one}"));
+            print(global.output, &layout, |layout| planned(layout, &format!("clone {from} as {name}")))
+        }
+        DiskCommand::Clone { source, name, policy, medium, limit, .. } => {
             let limit = limit.limit().map_err(Failure::usage)?;
+            compact::tell(&any_node(global)?, &source.disk, source.snapshot.as_deref());
             let wanted = CloneDisk { name, snapshot: source.snapshot, policy, medium, limit };
             print(global.output, &any_node(global)?.clone_disk(&source.disk, &wanted)?, show)
         }
@@ -64,6 +71,7 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
         DiskCommand::Resize { name, size } => {
             print(global.output, &any_node(global)?.resize(&name, size.0)?, show)
         }
+        DiskCommand::Compact { name, dry_run } => compact::run(global, &name, dry_run),
         DiskCommand::Delete { name, dry_run, yes, force } => delete(global, &name, dry_run, yes, force),
     }
 }

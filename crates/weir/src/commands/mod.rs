@@ -2,6 +2,7 @@
 
 mod bench;
 mod cluster;
+mod compact;
 mod confirm;
 mod daemon;
 mod demo;
@@ -37,7 +38,7 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Registry(arguments) => daemon::registry(&arguments),
         Command::Lab(command) => lab::run(global, command),
         Command::Volume(command) => volume::run(global, command),
-        Command::Disk(DiskCommand::Clone { source, name, copy: true, policy, medium, limit }) => {
+        Command::Disk(DiskCommand::Clone { source, name, copy: true, policy, medium, limit, .. }) => {
             let limit = limit.limit().map_err(Failure::usage)?;
             image::copy(global, &source, (name, policy, medium, limit))
         }

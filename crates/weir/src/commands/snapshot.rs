@@ -3,6 +3,7 @@
 use weir_node::api::{RollBack, RolledBack, SnapshotView, Snapshots};
 use weir_node::units::about;
 
+use super::compact::{self, planned};
 use super::confirm::confirm;
 use crate::cli::{SnapshotCommand, SnapshotName};
 use crate::cluster::any_node;
@@ -14,7 +15,13 @@ use crate::output::{print, table};
 pub fn run(global: &Global, command: SnapshotCommand) -> Result<(), Failure> {
     let client = any_node(global)?;
     match command {
-        SnapshotCommand::Create { snapshot: SnapshotName { disk, name }, group } => {
+        SnapshotCommand::Create { snapshot: SnapshotName { disk, name }, dry_run: true, .. } => {
+            print(global.output, &client.layout(&disk, None)?, |layout| {
+                planned(layout, &format!("make snapshot {disk}@{name}"))
+            })
+        }
+        SnapshotCommand::Create { snapshot: SnapshotName { disk, name }, group, .. } => {
+            group.iter().chain([&disk]).for_each(|disk| compact::tell(&client, disk, None));
             let snapshots = client.create_snapshot(&disk, &name, &group)?;
             print(global.output, &Snapshots { snapshots }, rows)
         }

@@ -217,6 +217,9 @@ fn of_lun(lun: &LunView) -> Vec<(&'static str, String)> {
     if let (Some(size), Some(free)) = (lun.size_bytes, lun.free_bytes) {
         rows.insert(3, ("size", format!("{}, {} free", about(size), about(free))));
     }
+    if let Some(next) = &lun.moves_to {
+        rows.push(("moves to", next.clone()));
+    }
     if !lun.notice.is_empty() {
         rows.push(("notice", lun.notice.clone()));
     }

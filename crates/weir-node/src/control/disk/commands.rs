@@ -44,8 +44,8 @@ impl DiskTask {
             Request::Release { done } => {
                 let _ = done.send(self.release().await);
             }
-            Request::RollBack { snapshot, keep_as, done } => {
-                let _ = done.send(self.roll_back(snapshot, keep_as).await);
+            Request::Replace { content, done } => {
+                let _ = done.send(self.replace(content).await);
             }
             Request::DeleteUndestaged { lost, done } => {
                 let _ = done.send(self.delete_undestaged(lost).await);

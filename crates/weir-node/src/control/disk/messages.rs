@@ -1,11 +1,14 @@
 //! The messages that a disk's task receives, and the requests of operators among them.
 
+use std::sync::Arc;
+
 use tokio::sync::{mpsc, oneshot};
 use weir_block::{Nanos, Stream};
 use weir_cluster::records::{DiskRecord, Limit, NodeRef, Policy};
 use weir_volume::Trace;
 
 use crate::control::Node;
+use crate::control::compactions::Compaction;
 use crate::error::ApiError;
 use crate::shard::messages::Notice;
 
@@ -39,6 +42,20 @@ pub enum Message {
     },
     /// An operator wants something.
     Request(Request),
+}
+
+/// What the file holds that replaces a disk's own.
+#[derive(Debug)]
+pub enum NewContent {
+    /// What a snapshot of the disk holds.
+    Snapshot {
+        /// The snapshot.
+        snapshot: String,
+        /// The present content becomes a snapshot of this name first.
+        keep_as: Option<String>,
+    },
+    /// What the disk holds, in fewer pieces. On a LUN.
+    Same(Arc<Compaction>),
 }
 
 /// The reason why a disk moves, which decides where it belongs afterwards.
@@ -118,13 +135,11 @@ pub enum Request {
         /// Answered when no node owns it any more.
         done: oneshot::Sender<Result<(), ApiError>>,
     },
-    /// Give the disk, which is closed, the content of a snapshot.
-    RollBack {
-        /// The snapshot.
-        snapshot: String,
-        /// The present content becomes a snapshot of this name first.
-        keep_as: Option<String>,
-        /// Answered when it has that content, and no owner.
+    /// Give the disk, which is closed, another file.
+    Replace {
+        /// What that holds.
+        content: NewContent,
+        /// Answered when it is the disk's, and the disk has no owner.
         done: oneshot::Sender<Result<(), ApiError>>,
     },
     /// Delete the disk, which this process owns, without destaging it. What only its log has is lost.

@@ -14,8 +14,8 @@ mod messages;
 mod opening;
 mod record;
 mod releasing;
+mod replacement;
 mod requests;
-mod rollback;
 mod silence;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -42,7 +42,7 @@ use crate::error::ApiError;
 use crate::shard::messages::{Arrival, Command, Unopened, WantedConfiguration};
 use former::Formers;
 use isolation::OwnerGone;
-pub use messages::{Inbox, Message, Request, Why};
+pub use messages::{Inbox, Message, NewContent, Request, Why};
 pub use opening::log_medium;
 
 /// Messages that wait for a disk's task before their senders do.

@@ -102,7 +102,7 @@ impl DiskTask {
         let (node, of) = (Arc::clone(&self.node), record.clone());
         let find = async move { node.place_of(&of).await };
         let place = self.meanwhile(find).await.map_err(|error| error.to_string())??;
-        self.bar_rollback(record).await?;
+        self.bar_replacement(record).await?;
         self.connected.clear();
         self.filled.clear();
         let disk = OpenDisk {

@@ -1,13 +1,16 @@
-//! A closed disk goes back to one of its snapshots.
+//! A closed disk gets another file: one with the content of a snapshot (a rollback), or with its own content in fewer pieces.
 //!
-//! A rollback is a tenure of its own: this process claims the disk, replaces its file and releases it. Nobody else has the disk open
+//! A replacement is a tenure of its own: this process claims the disk, replaces its file and releases it. Nobody else has the disk open
 //! meanwhile. Each log of an earlier tenure has an older epoch, so nothing of it is destaged over the disk's new content (P2, P4), and
 //! whoever opens the disk afterwards begins with an empty log. If this process ends in between, it is an owner that has ended: the disk is
 //! taken over with one content or the other.
 //!
 //! The change of the file's name needs the right to serve the disk, as each write does. It may nevertheless be late, as a write may: this
-//! process stands still, or its storage is slow. So whoever takes a disk over removes what a rollback would rename, before it opens the
-//! disk's file ([`DiskTask::bar_rollback`]): the file has the other content by then, or does not get it.
+//! process stands still, or its storage is slow. So whoever takes a disk over removes what would be renamed, before it opens the
+//! disk's file ([`DiskTask::bar_replacement`]): the file has the other content by then, or does not get it.
+//!
+//! A copy in fewer pieces is what the disk holds only if nobody has written to the disk since it was begun: each writer is an owner in a
+//! later epoch, and the record, read after the copy, shows none.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,11 +18,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Refusal};
 use weir_cluster::records::{DiskRecord, Source, VolumeKind};
-use weir_volume::snapshot::{self, Rollback};
-use weir_volume::{DiskFiles, VolumeError};
+use weir_volume::snapshot::{self, Begun, Replacement};
+use weir_volume::{DiskFiles, VolumeError, compaction};
 
 use super::record::PATIENCE;
-use super::{Came, DiskTask};
+use super::{Came, DiskTask, NewContent};
+use crate::control::compactions::Compaction;
 use crate::control::lun_disks;
 use crate::control::node::{blocking, random};
 use crate::control::provisioning::Files;
@@ -28,19 +32,18 @@ use crate::error::{ApiError, ApiErrorKind};
 /// What replaces a disk's file, and the snapshot that was made of the present one.
 struct Prepared {
     files: Arc<dyn DiskFiles>,
-    rollback: Rollback,
+    replacement: Replacement,
     kept: Option<String>,
 }
 
 impl DiskTask {
-    /// Gives the disk, which is closed, the content of a snapshot. Its present content becomes the snapshot `keep_as` before.
-    pub(super) async fn roll_back(
-        &mut self,
-        snapshot: String,
-        keep_as: Option<String>,
-    ) -> Result<(), ApiError> {
+    /// Gives the disk, which is closed, another file.
+    pub(super) async fn replace(&mut self, content: NewContent) -> Result<(), ApiError> {
         self.check_not_deleted().map_err(|reason| {
-            ApiError::new(ApiErrorKind::Refused, format!("disk {} does not go back: {reason}", self.name))
+            ApiError::new(
+                ApiErrorKind::Refused,
+                format!("the file of disk {} is not replaced: {reason}", self.name),
+            )
         })?;
         let me = self.me.clone();
         let claim = |record: &DiskRecord| match (&record.heir, record.former.first()) {
@@ -50,21 +53,27 @@ impl DiskTask {
         };
         let claimed = self.change(claim).await?;
         self.arrival = Some((claimed.epoch, Came::By(self.arrival_after(&claimed))));
-        let gone_back = self.replace_file(&claimed, snapshot, keep_as).await;
+        let replaced = self.replace_file(&claimed, content).await;
         self.give_back(&claimed).await;
-        gone_back
+        replaced
     }
 
-    async fn replace_file(
-        &mut self,
-        record: &DiskRecord,
-        snapshot: String,
-        keep_as: Option<String>,
-    ) -> Result<(), ApiError> {
+    async fn replace_file(&mut self, record: &DiskRecord, content: NewContent) -> Result<(), ApiError> {
         let (node, name) = (Arc::clone(&self.node), record.volume.clone());
         let volume = self.meanwhile(async move { node.volume(&name).await }).await??;
         let (files, disk) = (Files::of(&self.node, volume.clone()), record.name.clone());
-        let prepare = blocking(move || prepare(files.open()?.into(), (&disk, &snapshot), keep_as));
+        let (node, name) = (Arc::clone(&self.node), volume.name.clone());
+        let prepare = async move {
+            if matches!(content, NewContent::Same(_)) {
+                // Its last owner may count as one that has only lost its connection.
+                lun_disks::stop_serving(&node, &name, Some(&disk)).await;
+            }
+            let coordinates = move |epoch| {
+                let mounted = node.coordinators.get(&name).mounted;
+                !node.here.is_stopping() && mounted.is_some_and(|(now, _)| now == epoch)
+            };
+            blocking(move || prepare(files.open()?.into(), &disk, content, coordinates)).await
+        };
         let prepared = self.meanwhile(prepare).await??;
         // That may have taken long. What follows is one change of a name.
         let session = *self.node.session.leased().borrow();
@@ -90,13 +99,13 @@ impl DiskTask {
             return Ok(());
         }
         let message =
-            format!("this node's right to serve disk {} had ended before the disk had gone back", self.name);
+            format!("this node's right to serve disk {} had ended before its file was replaced", self.name);
         Err(ApiError::new(ApiErrorKind::Unavailable, message)
             .hint("the disk is as it was; check that this node reaches the registry, and try again"))
     }
 
     /// Nothing that a former owner of the disk has prepared becomes the disk's file any more, however late that owner is (P4).
-    pub(super) async fn bar_rollback(&mut self, record: &DiskRecord) -> Result<(), String> {
+    pub(super) async fn bar_replacement(&mut self, record: &DiskRecord) -> Result<(), String> {
         let (Source::File { name }, false) = (&record.source, record.former.is_empty()) else {
             return Ok(());
         };
@@ -113,18 +122,26 @@ impl DiskTask {
     }
 }
 
-/// Everything that takes long. Blocks.
+/// Everything that takes long. `coordinates`: this process coordinates the volume, in this epoch, and does not stop. Blocks.
 fn prepare(
     files: Arc<dyn DiskFiles>,
-    (disk, snapshot): (&str, &str),
-    keep_as: Option<String>,
+    disk: &str,
+    content: NewContent,
+    coordinates: impl Fn(u64) -> bool,
 ) -> Result<Prepared, VolumeError> {
     let number = random();
+    let (snapshot, keep_as) = match content {
+        NewContent::Snapshot { snapshot, keep_as } => (snapshot, keep_as),
+        NewContent::Same(compaction) => {
+            let replacement = copy(&*files, disk, number, &compaction, coordinates)?;
+            return Ok(Prepared { files, replacement, kept: None });
+        }
+    };
     if let Some(name) = &keep_as {
         snapshot::keep(&*files, disk, name, number)?;
     }
-    match Rollback::prepare(&*files, (disk, snapshot), number) {
-        Ok(rollback) => Ok(Prepared { files, rollback, kept: keep_as }),
+    match Replacement::of_snapshot(&*files, (disk, &snapshot), number) {
+        Ok(replacement) => Ok(Prepared { files, replacement, kept: keep_as }),
         Err(error) => {
             remove_kept(&*files, disk, keep_as);
             Err(error)
@@ -132,12 +149,40 @@ fn prepare(
     }
 }
 
+/// The disk's content in another file. Ends when this process stops or does not coordinate the volume any more: that waits for it.
+fn copy(
+    files: &dyn DiskFiles,
+    disk: &str,
+    number: u64,
+    compaction: &Compaction,
+    coordinates: impl Fn(u64) -> bool,
+) -> Result<Replacement, VolumeError> {
+    let Begun { replacement, own, new, size } = Replacement::begin(files, disk, number)?;
+    let path = files.disk_path(disk)?;
+    let copied = compaction::copy(&own, &new, size, |bytes| {
+        compaction.copied.fetch_add(bytes, Ordering::Relaxed);
+        coordinates(compaction.epoch)
+    });
+    let counted =
+        copied.and_then(|done| Ok(if done { compaction::pieces(&new, size, || true)? } else { None }));
+    let error = match counted {
+        Ok(Some(after)) => {
+            compaction.extents.store(after.extents, Ordering::Relaxed);
+            return Ok(replacement);
+        }
+        Ok(None) => VolumeError::Stopped(path),
+        Err(error) => snapshot::clone_error(path, error),
+    };
+    replacement.abandon(files);
+    Err(error)
+}
+
 impl Prepared {
     /// Replaces the disk's file, unless the right to serve the disk has ended: then nothing has changed. Blocks.
     fn finish(self, disk: &str, serves_until: &AtomicU64) -> Result<bool, VolumeError> {
-        let Prepared { files, rollback, kept } = self;
+        let Prepared { files, replacement, kept } = self;
         let may_serve = || Nanos::now() < Nanos(serves_until.load(Ordering::Acquire));
-        match rollback.replace(&*files, may_serve) {
+        match replacement.replace(&*files, may_serve) {
             // Whether or not it is durable: the disk has another content, and `kept` alone has the former one.
             Ok(true) => files.sync().map(|()| true),
             not_replaced => {

@@ -1,0 +1,105 @@
+//! Disks whose files this node copies to fewer pieces, as the coordinator of their volumes.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use weir_block::Nanos;
+use weir_volume::compaction::Pieces;
+
+use crate::error::ApiError;
+
+/// How long the outcome of one is remembered, for whoever follows it.
+const REMEMBERED: Duration = Duration::from_secs(600);
+
+/// One of them.
+#[derive(Debug)]
+pub struct Compaction {
+    /// The epoch of the coordination in which it runs: it ends with that.
+    pub epoch: u64,
+    /// The disk's file before.
+    pub before: Pieces,
+    /// Bytes that are copied.
+    pub copied: AtomicU64,
+    /// The extents of the new file.
+    pub extents: AtomicU64,
+    outcome: OnceLock<(Nanos, Result<(), ApiError>)>,
+}
+
+impl Compaction {
+    /// One that begins.
+    #[must_use]
+    pub fn new(epoch: u64, before: Pieces) -> Compaction {
+        let (copied, extents) = (AtomicU64::new(0), AtomicU64::new(0));
+        Compaction { epoch, before, copied, extents, outcome: OnceLock::new() }
+    }
+
+    /// It is over.
+    pub fn end(&self, outcome: Result<(), ApiError>) {
+        // It ends once.
+        let _ = self.outcome.set((Nanos::now(), outcome));
+    }
+
+    /// How it has ended, if it has.
+    #[must_use]
+    pub fn outcome(&self) -> Option<Result<(), ApiError>> {
+        self.outcome.get().map(|(_, outcome)| outcome.clone())
+    }
+
+    fn is_remembered(&self, now: Nanos) -> bool {
+        self.outcome.get().is_none_or(|(at, _)| now < *at + REMEMBERED)
+    }
+}
+
+/// All of them, by disk.
+#[derive(Debug, Default)]
+pub struct Compactions(Mutex<BTreeMap<String, Arc<Compaction>>>);
+
+impl Compactions {
+    /// Begins one, and forgets old ones. False if one of the disk is under way.
+    pub fn begin(&self, disk: &str, compaction: &Arc<Compaction>) -> bool {
+        let (mut all, now) = (self.lock(), Nanos::now());
+        all.retain(|_, one| one.is_remembered(now));
+        let is_free = all.get(disk).is_none_or(|one| one.outcome().is_some());
+        if is_free {
+            all.insert(disk.to_owned(), Arc::clone(compaction));
+        }
+        is_free
+    }
+
+    /// The last one of a disk.
+    #[must_use]
+    pub fn get(&self, disk: &str) -> Option<Arc<Compaction>> {
+        self.lock().get(disk).cloned()
+    }
+
+    /// How far the copy of a disk is that is under way, in per cent.
+    #[must_use]
+    pub fn under_way(&self, disk: &str) -> Option<u64> {
+        let one = self.get(disk).filter(|one| one.outcome().is_none())?;
+        Some(one.copied.load(Ordering::Relaxed).saturating_mul(100) / one.before.bytes.max(1))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Compaction>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_under_way_until_it_has_ended_and_is_remembered_for_a_while() {
+        let all = Compactions::default();
+        let one = Arc::new(Compaction::new(3, Pieces { bytes: 200, ..Pieces::default() }));
+        assert!(all.begin("d", &one) && !all.begin("d", &one));
+        one.copied.store(50, Ordering::Relaxed);
+        assert_eq!((all.under_way("d"), all.under_way("e")), (Some(25), None));
+        one.end(Ok(()));
+        assert_eq!(all.under_way("d"), None);
+        assert!(all.get("d").is_some_and(|one| one.outcome() == Some(Ok(()))));
+        assert!(one.is_remembered(Nanos::now()) && !one.is_remembered(Nanos::now() + REMEMBERED));
+    }
+}
