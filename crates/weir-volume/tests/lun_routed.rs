@@ -151,7 +151,6 @@ impl World {
         let uuid = mounted.superblock().uuid;
         let lun = has_path.then(|| SharedFile::new(open_lun(&path.device, uuid, true).unwrap()));
         let coordinator_wait = WAIT;
-        let full_volume_wait = Duration::ZERO;
         let options =
             RoutedOptions { size, logical_block: 4096, depth: 64, coordinator_wait, full_volume_wait };
         let mut owner = RoutedBacking::new(&mut reactor, lun, options).unwrap();

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use weir_block::{Buffer, Nanos, Region, RequestKind, Tag, WriteSource};
+use weir_block::{Buffer, Nanos, Reactor, Region, RequestKind, Tag, WriteSource};
 
 use super::RoutedBacking;
 use super::link::LinkError;

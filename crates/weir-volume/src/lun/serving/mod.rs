@@ -24,7 +24,7 @@ use weir_block::{
 
 use super::coordinator::{self, Coordinator, Effect, Job};
 use super::leases::{Lease, Leases, Piece};
-use super::redirect::{Data, ToCoordinator, ToOwner};
+use super::redirect::{ToCoordinator, ToOwner};
 use super::router::{Kind, Range};
 use crate::backing::engine_uring::UringEngine;
 use crate::offload::Offload;
