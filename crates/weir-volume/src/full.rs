@@ -28,6 +28,16 @@ pub struct Wait {
 impl Wait {
     /// Of what destage writes: it tries again itself, and the log takes writes meanwhile.
     pub const NONE: Wait = Wait { is_barred: true, until: None, is_tried: false };
+
+    /// It waits, or is tried again after it has.
+    pub fn has_waited(self) -> bool {
+        self.until.is_some()
+    }
+
+    /// It waits no longer than until `now`.
+    pub fn ended(self, now: Nanos) -> Wait {
+        Wait { until: Some(now), ..self }
+    }
 }
 
 /// The writes of one disk that wait for space.
@@ -123,6 +133,16 @@ impl<T> SpaceWait<T> {
             true => IoError::new(ErrorKind::Retry, Code::ShuttingDown, "waiting for space"),
             false => error,
         }
+    }
+
+    /// Nothing waits, or is tried again.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.tried == 0
+    }
+
+    /// Those that wait.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.waiting.iter().map(|(_, write)| write)
     }
 
     /// Writes that wait.

@@ -83,6 +83,8 @@ pub enum Bug {
     KeepKnownLayout,
     /// Requests of a connection that is gone keep their numbers, with which they come again (I8).
     KeepWaiting,
+    /// A write that has waited for space is done again over a later one, which was seen meanwhile (P7).
+    OvertakeFull,
 }
 
 impl Bug {
@@ -129,8 +131,13 @@ impl Bug {
     ];
 
     /// Those of the shells around the cores of one file: of their I/O, buffers and connections.
-    pub const SHELLS: [Bug; 4] =
-        [Bug::SwallowFlushError, Bug::AnswerBeforeCommit, Bug::KeepKnownLayout, Bug::KeepWaiting];
+    pub const SHELLS: [Bug; 5] = [
+        Bug::SwallowFlushError,
+        Bug::AnswerBeforeCommit,
+        Bug::KeepKnownLayout,
+        Bug::KeepWaiting,
+        Bug::OvertakeFull,
+    ];
 
     /// All of them.
     pub fn all() -> impl Iterator<Item = Bug> {
@@ -179,6 +186,7 @@ impl Bug {
             Bug::AnswerBeforeCommit => "answer-before-commit",
             Bug::KeepKnownLayout => "keep-known-layout",
             Bug::KeepWaiting => "keep-waiting",
+            Bug::OvertakeFull => "overtake-full",
         }
     }
 }

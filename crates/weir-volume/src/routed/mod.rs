@@ -33,9 +33,9 @@ use crate::lun::leases::Lease;
 use crate::lun::redirect::wire::LARGEST;
 use crate::lun::redirect::{ToCoordinator, ToOwner};
 use crate::lun::route_status::{Reason, Reasons, RouteCounts, RouteState, RouteStatus};
-use crate::lun::router::{self, Effect, Kind, Route, Router};
+use crate::lun::router::{self, Effect, Kind, Route, Router, overlap};
 use crate::lun::serving::{PIECE, ServedDisk};
-use crate::planted::Planted;
+use crate::planted::{Bug, Planted};
 use link::{Link, LinkError};
 use parts::Part;
 pub use patience::Overdue;
@@ -108,6 +108,8 @@ pub struct RoutedBacking {
     more_at: Nanos,
     ready: Vec<Completion>,
     space: SpaceWait<Pending>,
+    /// Changes of what a write that waits for space changes, too, by age.
+    behind: VecDeque<(Kind, Pending)>,
     dropped: Vec<u64>,
     /// It is another node's by now.
     abandoned: bool,
@@ -171,6 +173,7 @@ impl RoutedBacking {
             more_at: Nanos::NEVER,
             ready: Vec::new(),
             space: SpaceWait::new(options.full_volume_wait),
+            behind: VecDeque::new(),
             dropped: Vec::new(),
             abandoned: false,
             serves_until: None,
@@ -252,17 +255,21 @@ impl RoutedBacking {
         self.refuse_held(reactor);
     }
 
+    /// Requests that wait for space, or behind one that does.
+    fn waiting(&self) -> usize {
+        self.space.len() + self.behind.len()
+    }
+
     /// Whether fewer requests than the depth are under way.
     fn has_depth(&self) -> bool {
-        self.in_flight() - self.space.len() < self.depth
+        self.in_flight() - self.waiting() < self.depth
     }
 
     /// Tries again what waits for space; without the right, what it becomes is held back.
     fn retry_full(&mut self, reactor: &mut Reactor) {
         let now = reactor.now();
         while let Some((wait, pending)) = self.space.retry(now, self.has_depth()) {
-            let range = (pending.offset, pending.offset + pending.length);
-            self.accept(reactor, Kind::Write, range, Pending { wait, ..pending });
+            self.accept(reactor, Kind::Write, Pending { wait, ..pending });
         }
     }
 
@@ -467,7 +474,7 @@ impl RoutedBacking {
 
     fn submit_waiting(&mut self, reactor: &mut Reactor, request: Request<'_>, wait: Wait) {
         let (offset, length) = request.range();
-        let (kind, tag, range) = (request.kind(), request.tag(), (offset, offset + length));
+        let (kind, tag) = (request.kind(), request.tag());
         let (route_kind, durable, source, buffer) = match request {
             Request::Extents { offset, length, .. } => return self.extents(tag, offset, length),
             Request::Read { buffer, .. } => (Kind::Read, false, Source::None, Some(buffer)),
@@ -499,10 +506,37 @@ impl RoutedBacking {
         };
         let pending =
             Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait, redirected: None };
-        self.accept(reactor, route_kind, range, pending);
+        self.accept_in_turn(reactor, route_kind, pending);
     }
 
-    fn accept(&mut self, reactor: &mut Reactor, kind: Kind, range: router::Range, pending: Pending) {
+    /// A write that waits for space may have been done in part, and that may have been seen. It is done again: not over a later change (P7).
+    /// So that one waits, too.
+    fn accept_in_turn(&mut self, reactor: &mut Reactor, kind: Kind, pending: Pending) {
+        match kind.changes() && self.is_behind(pending.range()) {
+            true => self.behind.push_back((kind, pending)),
+            false => self.accept(reactor, kind, pending),
+        }
+    }
+
+    fn is_behind(&self, range: router::Range) -> bool {
+        if self.space.is_idle() && self.behind.is_empty() || self.planted.has(Bug::OvertakeFull) {
+            return false;
+        }
+        let overlaps = |other: &Pending| overlap(other.range(), range);
+        self.space.iter().any(overlaps)
+            || self.pending.iter().any(|(_, other)| other.wait.has_waited() && overlaps(other))
+            || self.behind.iter().any(|(_, other)| overlaps(other))
+    }
+
+    /// Begins the changes that wait behind nothing any more.
+    fn begin_behind(&mut self, reactor: &mut Reactor) {
+        for (kind, pending) in std::mem::take(&mut self.behind) {
+            self.accept_in_turn(reactor, kind, pending);
+        }
+    }
+
+    fn accept(&mut self, reactor: &mut Reactor, kind: Kind, pending: Pending) {
+        let range = pending.range();
         self.serial = self.serial.wrapping_add(1);
         let slot = self.pending.insert(pending);
         let id = u64::from(self.serial & (u32::MAX >> 1)) << 32 | slot as u64;
@@ -528,7 +562,9 @@ impl RoutedBacking {
         let mut pending = self.pending.remove(id as u32 as usize);
         match result {
             Err(error) if is_full(&error) && pending.needs_space() => {
-                let Some(refused) = self.space.refused(reactor.now(), pending.wait, pending) else { return };
+                let (now, wait) = (reactor.now(), pending.wait);
+                let wait = if self.is_overtaken(&pending) { wait.ended(now) } else { wait };
+                let Some(refused) = self.space.refused(now, wait, pending) else { return };
                 (pending, result) = (refused, Err(self.space.reason(error)));
             }
             _ => self.space.answered(&mut pending.wait),
@@ -536,6 +572,12 @@ impl RoutedBacking {
         let Pending { tag, buffer, .. } = pending;
         let outcome = |()| buffer.map_or(Outcome::Done, Outcome::Read);
         self.ready.push(Completion { tag, result: result.map(outcome) });
+    }
+
+    /// A change of the same bytes is under way, which came later: a write that is done again would cover it.
+    fn is_overtaken(&self, write: &Pending) -> bool {
+        let covers = |other: &Pending| other.kind.changes_data() && overlap(other.range(), write.range());
+        !self.planted.has(Bug::OvertakeFull) && self.pending.iter().any(|(_, other)| covers(other))
     }
 
     /// The part of a read that is in a hole.
@@ -570,7 +612,7 @@ impl Layer for RoutedBacking {
     }
 
     fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
-        let waiting = self.space.len();
+        let waiting = self.waiting();
         // Reads go on beside what waits for space.
         if !self.has_depth() || kind.changes_data() && waiting >= self.depth {
             return false;
@@ -602,6 +644,7 @@ impl Layer for RoutedBacking {
         self.probe(reactor);
         // What was sent to a coordinator here may be answered at once.
         self.receive(reactor);
+        self.begin_behind(reactor);
         if let Err(error) = self.link.flush(reactor) {
             self.disconnect(reactor, Some(&error));
         }
@@ -621,7 +664,7 @@ impl Layer for RoutedBacking {
     }
 
     fn in_flight(&self) -> usize {
-        self.pending.len() + self.space.len() + self.ready.len()
+        self.pending.len() + self.waiting() + self.ready.len()
     }
 
     fn meters(&self, out: &mut Vec<LayerMeter>) {
@@ -648,7 +691,7 @@ impl Destage for RoutedBacking {
         let (durable, buffer, wait) = (false, None, Wait::NONE);
         let pending =
             Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait, redirected: None };
-        self.accept(reactor, Kind::Write, (offset, offset + length), pending);
+        self.accept_in_turn(reactor, Kind::Write, pending);
     }
 }
 

@@ -48,6 +48,11 @@ pub struct Pending {
 }
 
 impl Pending {
+    /// Its bytes; empty for a flush.
+    pub fn range(&self) -> Range {
+        (self.offset, self.offset + self.length)
+    }
+
     /// Whether it needs space on the volume: a punch needs hardly any.
     pub fn needs_space(&self) -> bool {
         !matches!(self.source, Source::None)

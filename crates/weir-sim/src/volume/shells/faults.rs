@@ -19,8 +19,8 @@ impl World {
     /// A medium without errors.
     pub fn medium(&mut self) -> MediumFaults {
         MediumFaults {
-            late: self.rng.u32(5..60),
-            longest: Duration::from_millis(self.rng.u64(1..40)),
+            late: self.rng.u32(4..40),
+            longest: Duration::from_millis([3, 40, 500][self.rng.usize(0..3)]),
             partial: [0, 4][self.rng.usize(0..2)],
             direct: true,
             ..MediumFaults::default()
@@ -85,7 +85,6 @@ impl World {
             }
             (13, Some(node), _) => match self.rng.u8(0..3) {
                 0 => self.lun.lock().paths[self.nodes[node].path].is_fenced = true,
-                1 => self.world.set_wires(Wires { flip_bit: Some(40), ..self.world.wires() }),
                 _ => {
                     let fails = if self.rng.bool() { self.rng.u32(3..30) } else { 0 };
                     self.lun.lock().fails = fails;
@@ -203,7 +202,6 @@ impl World {
         self.faults_at = Nanos::NEVER;
         self.log.note(|| "no more faults".into());
         self.world.unblock();
-        self.world.set_wires(Wires { flip_bit: None, ..self.world.wires() });
         self.reset_media();
         let mut lun = self.lun.lock();
         (lun.is_full, lun.fails) = (false, 0);
