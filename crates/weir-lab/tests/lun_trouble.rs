@@ -134,7 +134,9 @@ fn a_silent_coordinator(hang: Hang) {
             Hang::Process => pool.bench.lab.pause(&coordinator).map(|()| None).unwrap(),
             Hang::Lun => {
                 let found = Throttle::new(pool.luns.path(number(&coordinator)), 1, [process.pid]);
-                Some(found.expect("the kernel has cgroup v1's blkio.throttle"))
+                let throttle = found.expect("the kernel has cgroup v1's blkio.throttle");
+                throttle.limit_reads(1).unwrap();
+                Some(throttle)
             }
         };
         let since = Nanos::now();
@@ -152,6 +154,12 @@ fn a_silent_coordinator(hang: Hang) {
         let reasons: Vec<String> =
             view.detail.unwrap().route.unwrap().reasons.into_iter().map(|one| one.flag).collect();
         assert!(reasons.contains(&"coordinator-silent".to_owned()), "{reasons:?}");
+        if matches!(hang, Hang::Lun) {
+            let words = "has not answered for more than";
+            eventually(&pool, "told by the coordinator", || {
+                told(&pool, &coordinator, "volume-trouble", words)
+            });
+        }
         drop(throttle);
         if matches!(hang, Hang::Process) {
             pool.bench.lab.resume(&coordinator).unwrap();
@@ -162,6 +170,7 @@ fn a_silent_coordinator(hang: Hang) {
         let view = pool.bench.disk_named("fresh").filter(|view| view.state == "serving")?;
         view.detail?.route?.reasons.is_empty().then_some(())
     });
+    eventually(&pool, "well", || pool.lun(&coordinator).notice.is_empty().then_some(()));
     assert_eq!((pool.coordinator(), pool.lun(&owner).epoch), (coordinator, epoch), "it is the same one");
     eprintln!("{hang:?}: direct I/O stalled for {:?}", load.progress().longest_stall());
     pool.bench.judge(&mut load, seed);

@@ -9,9 +9,8 @@ use weir_block::{Destage, Nanos, OwnerId, Reactor, Stream};
 
 use crate::backing::FileIdentity;
 use crate::error::VolumeError;
-use crate::lun::route_status::RouteStatus;
+use crate::lun::route_status::{Overdue, RouteStatus};
 use crate::lun::serving::ServedDisk;
-use crate::routed::Overdue;
 
 /// The way to the coordinator of a volume.
 pub enum CoordinatorWay {

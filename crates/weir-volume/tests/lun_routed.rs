@@ -24,9 +24,9 @@ use weir_block::{
 use weir_volume::SharedDisk;
 use weir_volume::lun::filesystem::mount::exclusive;
 use weir_volume::lun::filesystem::{Mounted, open_lun};
-use weir_volume::lun::route_status::RouteCounts;
+use weir_volume::lun::route_status::{Overdue, RouteCounts};
 use weir_volume::lun::serving::{Dispatch, OpenedDisk, Redirected, ServedDisk};
-use weir_volume::routed::{Overdue, RoutedBacking, RoutedOptions};
+use weir_volume::routed::{RoutedBacking, RoutedOptions};
 
 const MIB: u64 = 1 << 20;
 const BLOCK: u64 = 4096;

@@ -33,13 +33,23 @@ impl Throttle {
 
     /// Sets the limit in bytes per second; 0 lifts it.
     fn set(&self, rate: u64) -> io::Result<()> {
-        fs::write(self.group.join("blkio.throttle.write_bps_device"), format!("{} {rate}", self.device))
+        self.set_for("write", rate)
+    }
+
+    /// They read no more than so many bytes in a second, either.
+    pub fn limit_reads(&self, rate: u64) -> io::Result<()> {
+        self.set_for("read", rate)
+    }
+
+    fn set_for(&self, what: &str, rate: u64) -> io::Result<()> {
+        let file = format!("blkio.throttle.{what}_bps_device");
+        fs::write(self.group.join(file), format!("{} {rate}", self.device))
     }
 }
 
 impl Drop for Throttle {
     fn drop(&mut self) {
-        let _ = self.set(0);
+        let _ = (self.set(0), self.limit_reads(0));
         // The processes must be somewhere else before their group can go.
         let members = fs::read_to_string(self.group.join("cgroup.procs")).unwrap_or_default();
         for process in members.lines() {

@@ -11,8 +11,7 @@ use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, 
 use weir_export::{Client, Exports, Rate, Workspace};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
-use weir_volume::lun::route_status::{Reason, Reasons, RouteState, RouteStatus};
-use weir_volume::routed::Overdue;
+use weir_volume::lun::route_status::{Overdue, Reason, Reasons, RouteState, RouteStatus};
 use weir_volume::{Backing, BackingKind, BackingOptions, CoordinatorWay, SharedDisk};
 
 use super::barrier::BarrierSlot;

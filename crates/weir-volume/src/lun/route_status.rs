@@ -81,6 +81,15 @@ impl Reason {
     }
 }
 
+/// Why requests that need a coordinator fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overdue {
+    /// There has been none for too long.
+    Missing,
+    /// It is connected, and has answered nothing for too long.
+    Silent,
+}
+
 /// A set of reasons.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Reasons(u8);

@@ -32,13 +32,12 @@ use crate::interface::{Backing, CoordinatorWay, SharedDisk};
 use crate::lun::leases::Lease;
 use crate::lun::redirect::wire::LARGEST;
 use crate::lun::redirect::{ToCoordinator, ToOwner};
-use crate::lun::route_status::{Reason, Reasons, RouteCounts, RouteState, RouteStatus};
+use crate::lun::route_status::{Overdue, Reason, Reasons, RouteCounts, RouteState, RouteStatus};
 use crate::lun::router::{self, Effect, Kind, Route, Router, overlap};
 use crate::lun::serving::{PIECE, ServedDisk};
 use crate::planted::{Bug, Planted};
 use link::{Link, LinkError};
 use parts::Part;
-pub use patience::Overdue;
 use patience::Patience;
 use requests::{Pending, Source};
 

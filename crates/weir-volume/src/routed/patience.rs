@@ -6,18 +6,10 @@ use std::time::Duration;
 use weir_block::Nanos;
 
 use super::ASK_AGAIN;
+use crate::lun::route_status::Overdue;
 
 /// A coordinator that owes answers and gives none is reported after this, long before requests fail.
 const SILENT: Duration = Duration::from_secs(10);
-
-/// Why requests that need a coordinator fail.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Overdue {
-    /// There has been none for too long.
-    Missing,
-    /// It is connected, and has answered nothing for too long.
-    Silent,
-}
 
 /// The waits of one disk.
 #[derive(Debug)]
