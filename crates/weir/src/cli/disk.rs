@@ -164,7 +164,9 @@ pub enum DiskCommand {
     /// again. The copy needs as much free space as the disk takes. What it shared with snapshots and clones is there twice
     /// afterwards, until those are deleted. If the volume gets another coordinator meanwhile, the copy ends, and the disk is as
     /// it was.
-    #[command(after_long_help = "Example:\n  weir disk compact golden --dry-run\n  weir disk compact golden")]
+    #[command(
+        after_long_help = "Examples:\n  weir disk compact golden --dry-run\n  weir disk compact golden"
+    )]
     Compact {
         /// Its name.
         #[arg(add = completion::disks())]
