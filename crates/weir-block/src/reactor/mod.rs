@@ -461,9 +461,7 @@ impl Reactor {
         let timeout = if sleeps { timeout } else { Some(Duration::ZERO) };
         let mut finished = std::mem::take(&mut self.finished);
         let waited = match &mut self.driver {
-            Driver::Uring(uring) => {
-                uring.wait(timeout, uring::batch(self.files_in_flight), &mut finished)
-            }
+            Driver::Uring(uring) => uring.wait(timeout, uring::batch(self.files_in_flight), &mut finished),
             Driver::Epoll(epoll) => epoll.wait(timeout, &mut finished),
             Driver::Sim(sim) => sim.wait(deadline, !sleeps, &mut finished),
         };

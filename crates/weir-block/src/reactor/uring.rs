@@ -161,8 +161,8 @@ impl Uring {
     ) -> io::Result<()> {
         let timeout = if self.early.is_empty() { timeout } else { Some(Duration::ZERO) };
         // Kernels before 6.12 would wait for the whole batch.
-        let awaits_batch = self.ring.params().is_feature_min_timeout()
-            && timeout.is_none_or(|timeout| timeout > BATCH_WAIT);
+        let awaits_batch =
+            self.ring.params().is_feature_min_timeout() && timeout.is_none_or(|timeout| timeout > BATCH_WAIT);
         let (want, pause) = if awaits_batch { (batch, BATCH_WAIT) } else { (1, Duration::ZERO) };
         let args = match want {
             1 => types::SubmitArgs::new(),

@@ -21,8 +21,8 @@ use slab::Slab;
 use weir_block::buffer::LARGEST as LARGEST_BUFFER;
 use weir_block::{
     Action, Buffer, BufferPool, Code, Completion, Destage, ErrorKind, Event, Extent, ExtentState, IoError,
-    Layer, LayerInfo, LayerMeter, Meter, Nanos, Outcome, OwnerId, Payload, Reactor, Region, Request, RequestKind,
-    SharedFile, Stream, Tag, Token,
+    Layer, LayerInfo, LayerMeter, Meter, Nanos, Outcome, OwnerId, Payload, Reactor, Region, Request,
+    RequestKind, SharedFile, Stream, Tag, Token,
 };
 
 use crate::backing::engine_uring::UringEngine;

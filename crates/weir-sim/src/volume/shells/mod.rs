@@ -530,7 +530,8 @@ impl World {
         let opened = OpenedDisk::new(work, self.world.open(file), self.world.open(node.lun), SIZE);
         let Some(reactor) = &mut node.reactor else { return };
         let owner = (self.owner_epoch > 0).then_some(self.owner_epoch);
-        let mut served = ServedDisk::new(reactor, opened, self.epoch, owner).expect("memory for zeroes");
+        let mut served =
+            ServedDisk::new(reactor, opened, self.epoch, owner, None).expect("memory for zeroes");
         served.plant(self.planted);
         for change in self.wanted.clone() {
             served.change(reactor, change, (0, SIZE), changing(&self.lun, change));

@@ -495,7 +495,8 @@ impl ServedDisk {
                 if gives_up != expected {
                     return Err(PeerError::Order("a request that gives up something else than it may move"));
                 }
-                let (what, waiting) = (of(request.kind, request.range), Waiting { data, durable, by_file: false });
+                let (what, waiting) =
+                    (of(request.kind, request.range), Waiting { data, durable, by_file: false });
                 self.asked.arrive(request.id, what, Some(waiting), reactor.now());
                 self.step(reactor, coordinator::Event::Redirected { request, gives_up });
             }
@@ -507,7 +508,8 @@ impl ServedDisk {
                     return Ok(());
                 }
                 self.check_number(id)?;
-                let (what, waiting) = (of(kind, (piece.start, piece.end)), Waiting { data, durable, by_file });
+                let (what, waiting) =
+                    (of(kind, (piece.start, piece.end)), Waiting { data, durable, by_file });
                 self.asked.arrive(id, what, Some(waiting), reactor.now());
                 self.step(reactor, coordinator::Event::Block { id, kind, piece });
             }
