@@ -132,8 +132,8 @@ fn rates(volume: &Redirected) -> [Rates; 3] {
         volume.set(Faults::order_lost(2));
         measure(LoadLayer::Backing, lost);
         volume.set(Faults::default());
-        let enough = if is_quiet(direct) {
-            kept[0] > 0.5 * direct[0] && lost[0] < KEPT * kept[0]
+        let enough = if is_quiet(kept) {
+            lost[0] < KEPT * kept[0]
         } else {
             lost[0] < KEPT * RATED && lost[0] < 0.4 * direct[0]
         };
@@ -145,9 +145,10 @@ fn rates(volume: &Redirected) -> [Rates; 3] {
     rates
 }
 
-/// The disk reaches its speed: where others want the processors too, it does not, and the more processes a write passes the less.
-fn is_quiet(direct: &Rates) -> bool {
-    direct[0] > 0.8 * RATED
+/// The redirected writer is near the disk's speed. Where others want the processors too, it is not: a write that comes late costs a revolution,
+/// and the more processes it passes the more often it does.
+fn is_quiet(kept: &Rates) -> bool {
+    kept[0] > 0.5 * RATED
 }
 
 #[test]
@@ -162,13 +163,15 @@ fn a_coordinator_that_loses_the_order_is_named() {
     eprintln!(
         "IOPS of sequential write, sequential read, random write; direct, redirected, without its order: {rates:.0?}"
     );
-    if is_quiet(&rates[0]) {
+    if is_quiet(&rates[1]) {
         let healthy = volume.diagnose(2);
         assert_ne!(healthy["cause"], "arrival_order", "{healthy:#}");
         eprintln!("with its order: {}", healthy["headline"]);
     }
     volume.set(Faults::order_lost(2));
-    let named = volume.diagnose(3);
+    // On a busy machine its runs may decide nothing; another cause is never right.
+    let mut verdicts = (0..ATTEMPTS).map(|_| volume.diagnose(3));
+    let named = verdicts.find(|named| !named["cause"].is_null()).expect("a cause is named");
     eprintln!("without: {}", named["headline"]);
     assert_eq!(
         (&named["cause"], &named["layer"]),
