@@ -406,43 +406,6 @@ fn a_wake_up_before_the_wait_is_not_lost() {
     }
 }
 
-/// With a deep queue completions are awaited together: one alone ends the wait all the same, and so do a wake-up and a deadline.
-#[test]
-fn one_event_of_many_operations_ends_a_wait() {
-    const DEEP: usize = 64;
-    let _watchdog = Watchdog::new(30);
-    let mut reactor = small_reactor(Engine::Uring);
-    // A read of an empty pipe lasts until there is a byte.
-    let (reader, mut writer) = std::io::pipe().unwrap();
-    let file = SharedFile::new(File::from(std::os::fd::OwnedFd::from(reader)));
-    let token = token(&mut reactor, 0);
-    for _ in 0..DEEP {
-        let buffer = filled(&reactor, 1, 0);
-        reactor.read(&file, 0, buffer, token);
-    }
-    let mut events = Vec::new();
-    let soon = Nanos::now() + Duration::from_millis(20);
-    while Nanos::now() < soon {
-        reactor.wait(soon, &mut events).unwrap();
-    }
-    assert_eq!(events.len(), 0);
-    let waker = reactor.waker();
-    let woken = std::thread::spawn(move || waker.wake());
-    reactor.wait(Nanos::NEVER, &mut events).unwrap();
-    woken.join().unwrap();
-    assert_eq!(events.len(), 0);
-    for count in 1..=DEEP {
-        writer.write_all(&[7]).unwrap();
-        while events.len() < count {
-            reactor.wait(Nanos::NEVER, &mut events).unwrap();
-        }
-    }
-    for event in events {
-        let (result, buffer) = file_result(event);
-        assert_eq!((result, buffer.unwrap().bytes()), (Ok(1), &[7][..]));
-    }
-}
-
 #[test]
 fn drop_waits_for_operations_in_flight() {
     for engine in ENGINES {

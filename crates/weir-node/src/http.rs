@@ -254,9 +254,7 @@ fn of_disk() -> Router<Operations> {
     let compact = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<CompactDisk>| {
         json(ops.compact(&name, it).await)
     };
-    let compact_here = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<CompactDisk>| {
-        json(ops.compact_here(&name, it).await)
-    };
+    let plan = async |Ops(ops): Ops, Name(name): Name| json(ops.plan_compaction(&name).await);
     let barrier =
         async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Barrier>| json(ops.barrier(&name, it).await);
     Router::new()
@@ -267,7 +265,7 @@ fn of_disk() -> Router<Operations> {
         .route("/v1/disks/{name}/barrier", post(barrier))
         .route("/v1/disks/{name}/layout", post(layout))
         .route("/v1/disks/{name}/compact", get(compaction).post(compact))
-        .route("/v1/disks/{name}/compact-here", post(compact_here))
+        .route("/v1/disks/{name}/compaction-plan", get(plan))
         .route("/v1/disks/{name}", get(show))
         .route("/v1/disks/{name}/create", post(create_named))
         .route("/v1/disks/{name}/profile", get(profile).post(record))

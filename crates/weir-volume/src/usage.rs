@@ -4,8 +4,6 @@
 //! free when it is deleted; the others only when the last file that has them goes. XFS keeps a note of blocks that were shared for a while
 //! after the last clone has gone: they count as shared until it has looked.
 
-use weir_block::Nanos;
-
 use crate::error::VolumeError;
 use crate::lun::filesystem::extents::{Extent, each_batch};
 use crate::snapshot::{self, Entry, Files};
@@ -67,17 +65,17 @@ pub struct Usage {
     pub shared_once: Option<u64>,
 }
 
-/// Looks at all files of a volume that are Weir's, until `deadline`. Blocks.
+/// Looks at all files of a volume that are Weir's, for as long as it goes on. Blocks.
 ///
 /// # Errors
 /// The system's. A file that goes meanwhile is left out.
-pub fn measure(files: &dyn Files, deadline: Nanos) -> Result<Usage, VolumeError> {
+pub fn measure(files: &dyn Files, goes_on: &dyn Fn() -> bool) -> Result<Usage, VolumeError> {
     let mut entries = files.list()?;
     entries.sort_by(|a, b| a.name.cmp(&b.name));
     let (mut found, mut shared) = (Vec::new(), Shared::default());
     for entry in entries {
         let Some(what) = What::of(&entry) else { continue };
-        match look(files, &entry, deadline, &mut shared) {
+        match look(files, &entry, goes_on, &mut shared) {
             Err(VolumeError::NotFound(_)) => {}
             looked => found.push(FileUsage { what, parts: looked?, entry }),
         }
@@ -89,10 +87,10 @@ pub fn measure(files: &dyn Files, deadline: Nanos) -> Result<Usage, VolumeError>
 fn look(
     files: &dyn Files,
     entry: &Entry,
-    deadline: Nanos,
+    goes_on: &dyn Fn() -> bool,
     shared: &mut Shared,
 ) -> Result<Option<Parts>, VolumeError> {
-    if Nanos::now() >= deadline {
+    if !goes_on() {
         return Ok(None);
     }
     let file = files.open(&entry.name)?;
@@ -105,7 +103,7 @@ fn look(
                 false => parts.exclusive += extent.length,
             }
         }
-        Nanos::now() < deadline
+        goes_on()
     });
     match looked {
         Ok(is_whole) => Ok(is_whole.then_some(parts)),

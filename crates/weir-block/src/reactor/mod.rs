@@ -429,9 +429,7 @@ impl Reactor {
             return self.sleep(deadline, events);
         }
         let began = self.now();
-        // With a deep queue completions are awaited together, and polling would return at the first.
         if self.busy
-            && uring::batch(self.files_in_flight) == 1
             && deadline > began
             && began >= self.polls_from
             && let Driver::Uring(uring) = &mut self.driver
@@ -461,7 +459,7 @@ impl Reactor {
         let timeout = if sleeps { timeout } else { Some(Duration::ZERO) };
         let mut finished = std::mem::take(&mut self.finished);
         let waited = match &mut self.driver {
-            Driver::Uring(uring) => uring.wait(timeout, uring::batch(self.files_in_flight), &mut finished),
+            Driver::Uring(uring) => uring.wait(timeout, &mut finished),
             Driver::Epoll(epoll) => epoll.wait(timeout, &mut finished),
             Driver::Sim(sim) => sim.wait(deadline, !sleeps, &mut finished),
         };

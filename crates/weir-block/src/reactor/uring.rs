@@ -19,21 +19,6 @@ const WAITING_CALLS: u32 = 1024;
 /// The kernel merges none of so many requests of one call (Linux, `io_uring/io_uring.c`: `IO_PLUG_THRESHOLD`).
 const UNMERGED: usize = 2;
 
-/// From so many file operations in flight on, completions are taken together ([`batch`]): the queue is deep enough that a wake-up for
-/// each costs more throughput than the pause costs latency.
-const DEEP: usize = 16;
-/// The part of them that is awaited, and most.
-const PART: usize = 4;
-const LARGEST_BATCH: usize = 16;
-/// Longest pause for a batch. A request at such a depth takes a multiple of it on any device.
-const BATCH_WAIT: Duration = Duration::from_micros(20);
-
-/// Completions that are worth awaiting together with so many file operations in flight. Each wake-up interrupts another processor,
-/// and each batch is one send to each connection.
-pub(super) fn batch(files_in_flight: usize) -> usize {
-    if files_in_flight < DEEP { 1 } else { (files_in_flight / PART).min(LARGEST_BATCH) }
-}
-
 /// `sched_yield` takes longer than this when another thread ran meanwhile.
 const OTHERS_RAN: Duration = Duration::from_micros(4);
 
@@ -152,27 +137,14 @@ impl Uring {
         }
     }
 
-    /// Submits everything and waits for at least one completion, at most `timeout`; for `batch` completions, at most [`BATCH_WAIT`].
-    pub fn wait(
-        &mut self,
-        timeout: Option<Duration>,
-        batch: usize,
-        finished: &mut Vec<(usize, i32)>,
-    ) -> io::Result<()> {
+    /// Submits everything and waits for at least one completion, at most `timeout`.
+    pub fn wait(&mut self, timeout: Option<Duration>, finished: &mut Vec<(usize, i32)>) -> io::Result<()> {
         let timeout = if self.early.is_empty() { timeout } else { Some(Duration::ZERO) };
-        // Kernels before 6.12 would wait for the whole batch.
-        let awaits_batch =
-            self.ring.params().is_feature_min_timeout() && timeout.is_none_or(|timeout| timeout > BATCH_WAIT);
-        let (want, pause) = if awaits_batch { (batch, BATCH_WAIT) } else { (1, Duration::ZERO) };
-        let args = match want {
-            1 => types::SubmitArgs::new(),
-            _ => types::SubmitArgs::new().min_wait_usec(pause.as_micros() as u32),
-        };
         let waited = match timeout {
-            None => self.ring.submitter().submit_with_args(want, &args),
+            None => self.ring.submit_and_wait(1),
             Some(timeout) => {
                 let spec = types::Timespec::from(timeout);
-                self.ring.submitter().submit_with_args(want, &args.timespec(&spec))
+                self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&spec))
             }
         };
         if let Err(error) = waited

@@ -27,7 +27,7 @@
 //! | `POST /v1/disks/NAME/delete` ([`Delete`]) | [`Deleted`] |
 //! | `POST /v1/disks/NAME/layout` ([`LookAtLayout`]) | [`LayoutView`] |
 //! | `GET /v1/disks/NAME/compact`, `POST /v1/disks/NAME/compact` ([`CompactDisk`]) | [`CompactionView`] |
-//! | `POST /v1/disks/NAME/compact-here` ([`CompactDisk`]) | [`CompactionView`]: only the file; for other nodes |
+//! | `GET /v1/disks/NAME/compaction-plan` | [`CompactionView`] at the volume's coordinator; for other nodes |
 //! | `GET /v1/disks/NAME/snapshots`, `POST /v1/disks/NAME/snapshots` ([`CreateSnapshot`]) | [`Snapshots`]: all; those that were made |
 //! | `POST /v1/disks/NAME/delete-snapshot` ([`DeleteSnapshot`]) | [`SnapshotView`] |
 //! | `POST /v1/disks/NAME/rollback` ([`RollBack`]) | [`RolledBack`] |

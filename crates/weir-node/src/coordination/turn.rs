@@ -18,9 +18,9 @@ use weir_cluster::records::{CoordinatorRecord, NodeRef};
 /// The time that each node gets before the next one's turn.
 const EACH: Duration = Duration::from_secs(3);
 /// The time that a coordinator that is there has to give its volume up.
-const GIVES_UP: Duration = Duration::from_secs(30);
+const GIVES_UP: Duration = Duration::from_secs(8);
 /// The time that the node of an operator's choice gets before all others.
-const PREFERRED: Duration = Duration::from_secs(10);
+const PREFERRED: Duration = Duration::from_secs(5);
 
 /// What a decision rests on.
 pub struct Situation<'a> {
@@ -157,7 +157,7 @@ mod tests {
         // It does not get done: whoever claims fences it.
         let late = turns(7, Some(&b), all, &["b"]);
         assert_eq!(late[1], None);
-        assert!(late.contains(&Some(30)) && late.contains(&Some(33)), "{late:?}");
+        assert!(late.contains(&Some(8)) && late.contains(&Some(11)), "{late:?}");
         let clean = turns(7, Some(&nobody), all, &["b"]);
         assert_eq!(clean[1], None);
         assert!(clean.contains(&Some(0)) && clean.contains(&Some(3)), "{clean:?}");
@@ -169,10 +169,10 @@ mod tests {
         for (index, to) in all.iter().enumerate().filter(|(_, to)| **to != "b") {
             // The coordinator unmounts.
             let unmounts = turns(7, Some(&moving(Some("b"), to)), all, &[]);
-            assert_eq!((unmounts[1], unmounts[index]), (None, Some(30)), "to {to}");
+            assert_eq!((unmounts[1], unmounts[index]), (None, Some(8)), "to {to}");
             let mut given_up = turns(7, Some(&moving(None, to)), all, &[]);
             assert_eq!(given_up.remove(index), Some(0), "to {to}: {given_up:?}");
-            assert!(given_up.iter().all(|turn| *turn >= Some(10)), "to {to}: {given_up:?}");
+            assert!(given_up.iter().all(|turn| *turn >= Some(5)), "to {to}: {given_up:?}");
         }
         // One that is gone, or is to take nothing, is not waited for: the coordinator stays, or whoever's turn it is comes.
         assert_eq!(turns(7, Some(&moving(Some("b"), "x")), all, &[]), [None, Some(0), None]);
@@ -200,13 +200,13 @@ mod tests {
                 barred: &nobody,
                 stops: false,
             };
-            assert!((0..20).all(|at| !turn.is_mine(&situation(&leaves), second(at))), "{name}");
-            first.push((20..60).find(|at| turn.is_mine(&situation(&left), second(*at))).unwrap());
+            assert!((0..7).all(|at| !turn.is_mine(&situation(&leaves), second(at))), "{name}");
+            first.push((7..60).find(|at| turn.is_mine(&situation(&left), second(*at))).unwrap());
             // Another one takes it, and is drained in its turn: that is another wait.
             assert!(!turn.is_mine(&Situation { barred: &barred, ..situation(&leaves) }, second(60)));
-            assert!((61..80).all(|at| !turn.is_mine(&situation(&leaves), second(at))), "{name}");
+            assert!((61..68).all(|at| !turn.is_mine(&situation(&leaves), second(at))), "{name}");
         }
         first.sort_unstable();
-        assert_eq!(first, [20, 23]);
+        assert_eq!(first, [7, 10]);
     }
 }

@@ -85,6 +85,7 @@ pub async fn run(
         turn: Turn::default(),
         proposed,
         known: Vec::new(),
+        revision: 0,
         epoch: 0,
         next: None,
         was_admitted: false,
@@ -101,10 +102,11 @@ pub async fn run(
             }
             Some(event) = proposals.recv() => task.step(event),
             _ = changes.changed() => {
-                task.see(&records);
                 // Requests wait while a volume changes hands.
-                let stops = *stop.borrow();
-                task.decide(&records, stops);
+                if task.see(&records) {
+                    let stops = *stop.borrow();
+                    task.decide(&records, stops);
+                }
             }
             _ = refusals.changed() => task.hear_refusals(),
             _ = volumes.changed() => follow_redirection(&task.node, &task.volume),
@@ -192,6 +194,8 @@ fn answers() -> (std::sync::mpsc::Sender<Answer>, mpsc::UnboundedReceiver<Answer
 }
 
 fn host(node: &Node, record: &VolumeRecord, lun: &LunRecord, path: PathBuf) -> Host {
+    // A link may lead elsewhere later; a device that is mounted keeps its name. Keys and fences are for the same one.
+    let path = path.canonicalize().unwrap_or(path);
     let me = node.session.node_ref();
     let former = node.records.former_of(&me);
     let (id, own) = (VolumeId(LunRecord::bytes(&lun.mark).unwrap_or_default()), process(&me));
@@ -215,8 +219,7 @@ fn host(node: &Node, record: &VolumeRecord, lun: &LunRecord, path: PathBuf) -> H
         volume: id,
         area: lun.heartbeat,
         fencing: Fencing::new(id, own, reservations, command),
-        // A link may lead elsewhere later; a device that is mounted keeps its name.
-        lun: path.canonicalize().unwrap_or(path),
+        lun: path,
         former: former.iter().map(|process| Mark::of(&process.to_string())).collect(),
     }
 }
@@ -231,6 +234,7 @@ struct Task {
     /// Processes of the record: their names by their numbers.
     known: Vec<NodeRef>,
     /// Of the record.
+    revision: u64,
     epoch: u64,
     /// Whom an operator wants to coordinate the volume, by the record.
     next: Option<NodeRef>,
@@ -256,14 +260,17 @@ impl Task {
         }
     }
 
-    fn see(&mut self, records: &View<CoordinatorRecord>) {
+    /// Whether the volume's record is another one than before.
+    fn see(&mut self, records: &View<CoordinatorRecord>) -> bool {
         let (revision, record) = match self.seen(records) {
             Seen::Record { revision, record } => (revision, record),
             Seen::Unreadable { error, .. } => {
-                return self.notice(format!("the record of its coordinator cannot be read: {error}"));
+                self.notice(format!("the record of its coordinator cannot be read: {error}"));
+                return false;
             }
-            Seen::Nothing => return,
+            Seen::Nothing => return false,
         };
+        let is_new = std::mem::replace(&mut self.revision, revision) != revision;
         self.known = record.mounts.iter().chain(&record.coordinator).cloned().collect();
         (self.epoch, self.next) = (record.epoch, record.next.clone());
         show_coordinator(&self.node, &self.volume, &record);
@@ -276,6 +283,7 @@ impl Task {
             mounts: record.mounts.iter().map(process).collect(),
         };
         self.step(Event::Seen { revision, record });
+        is_new
     }
 
     fn decide(&mut self, records: &View<CoordinatorRecord>, stops: bool) {

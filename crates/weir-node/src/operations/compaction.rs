@@ -11,9 +11,10 @@ use weir_block::Nanos;
 use weir_cluster::records::{DiskRecord, VolumeKind};
 use weir_volume::compaction::{MANY_EXTENTS, Pieces, pieces, share_time};
 use weir_volume::snapshot::clone_error;
-use weir_volume::{DirVolume, DiskFiles, VolumeError};
+use weir_volume::{DirVolume, DiskFiles, VolumeError, snapshot};
 
 use super::imports::check_imported;
+use super::measured::NOTHING;
 use super::snapshots::{is_file, no_snapshot};
 use super::{Answer, Operations};
 use crate::api::{ApiError, ApiErrorKind, CompactDisk, CompactionView, LayoutView, LookAtLayout};
@@ -86,44 +87,49 @@ impl Operations {
         self.check_not_compacting(disk)?;
         let was_open = self.check_not_used(&record).await?;
         self.check_no_former(&record)?;
-        if was_open && !wanted.dry_run {
-            // Before it is closed for nothing.
-            let would = CompactDisk { dry_run: true };
-            self.compact_there(&record, would).await?;
+        if was_open || wanted.dry_run {
+            // Before it is closed for nothing. A look, which every node takes from every other one.
+            let plan = match self.coordinated_elsewhere(&record.volume).await? {
+                Some(there) => {
+                    self.forward_within(ROLLBACK, &there, disk, "compaction-plan", NOTHING).await?
+                }
+                None => self.plan_compaction(disk).await?,
+            };
+            if wanted.dry_run {
+                return Ok(CompactionView { was_open, ..plan });
+            }
             self.release(disk).await?;
         }
         let record = self.record(disk).await?;
-        if !wanted.dry_run {
-            self.check_closed(&record).await?;
-        }
-        let there = self.compact_there(&record, wanted).await?;
-        Ok(CompactionView { was_open: was_open || there.was_open, ..there })
-    }
-
-    /// At the coordinator, whichever node that is.
-    async fn compact_there(&self, record: &DiskRecord, wanted: CompactDisk) -> Answer<CompactionView> {
-        let disk = &record.name;
+        self.check_closed(&record).await?;
         if let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await? {
-            let what = "compact-here";
-            return self.forward_within(ROLLBACK, &coordinator, disk, what, Some(&wanted)).await;
+            let there: CompactionView =
+                self.forward_within(ROLLBACK, &coordinator, disk, "compact", Some(&wanted)).await?;
+            return Ok(CompactionView { was_open: was_open || there.was_open, ..there });
         }
-        self.compact_here(disk, wanted).await
+        let begun = self.compact_here(&record).await?;
+        Ok(CompactionView { was_open, ..begun })
     }
 
-    /// Copies a disk's file, which this node reaches as the coordinator of its volume, or says what that would do.
+    /// What a compaction of a disk would do, at the coordinator of its volume.
     ///
     /// # Errors
     /// As [`Operations::compact`].
-    pub async fn compact_here(&self, disk: &str, wanted: CompactDisk) -> Answer<CompactionView> {
+    pub async fn plan_compaction(&self, disk: &str) -> Answer<CompactionView> {
         let record = self.record(disk).await?;
+        is_file(&record)?;
         self.check_coordinated(&record.volume).await?;
         let before = self.check_room(&record).await?;
+        Ok(view(disk, &Compaction::new(0, before), "planned"))
+    }
+
+    /// Copies the file of a closed disk, which this node reaches as the coordinator of its volume.
+    async fn compact_here(&self, record: &DiskRecord) -> Answer<CompactionView> {
+        let disk = record.name.as_str();
+        self.check_coordinated(&record.volume).await?;
+        let before = self.check_room(record).await?;
         let epoch = self.node.coordinators.get(&record.volume).mounted.map_or(0, |(epoch, _)| epoch);
         let compaction = Arc::new(Compaction::new(epoch, before));
-        if wanted.dry_run {
-            return Ok(view(disk, &compaction, "planned"));
-        }
-        self.check_closed(&record).await?;
         if !self.node.coordinators.compactions.begin(disk, &compaction) {
             self.check_not_compacting(disk)?;
         }
@@ -145,10 +151,7 @@ impl Operations {
     }
 
     async fn run_compaction(&self, disk: &str, compaction: &Arc<Compaction>) -> Answer<()> {
-        let Some(_step) = self.node.intents.begin(disk) else {
-            let message = format!("disk {disk} is being made, deleted, or copied for a snapshot");
-            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
-        };
+        let Some(_step) = self.node.intents.begin(disk) else { return Err(is_busy(disk)) };
         let content = NewContent::Same(Arc::clone(compaction));
         self.ask(disk, |done| Request::Replace { content, done }).await
     }
@@ -182,12 +185,14 @@ impl Operations {
         Err(ApiError::new(ApiErrorKind::Refused, message).hint("try again when that is over"))
     }
 
-    /// Whether the volume has space for a second copy of what the disk's file has.
+    /// Whether the volume has space for a second copy of what the disk's file has. A copy whose node has ended does not count: it is removed.
     async fn check_room(&self, record: &DiskRecord) -> Answer<Pieces> {
         let disk = record.name.clone();
         let files = Files::of(&self.node, self.node.volume(&record.volume).await?);
+        let Some(_step) = self.node.intents.begin(&disk) else { return Err(is_busy(&disk)) };
         let look = blocking(move || {
             let files = files.open()?;
+            snapshot::remove_unfinished(&*files, &disk)?;
             Ok((look(&*files, &DirVolume::file_of(&disk)?)?, files.space()?))
         });
         let (found, space) = self.bounded(look).await?;
@@ -210,6 +215,11 @@ impl Operations {
         }
         Ok(found)
     }
+}
+
+fn is_busy(disk: &str) -> ApiError {
+    let message = format!("disk {disk} is being made, deleted, or copied for a snapshot");
+    ApiError::new(ApiErrorKind::Unavailable, message).hint("try again")
 }
 
 /// `None`: there are too many extents to count them in time. Blocks.

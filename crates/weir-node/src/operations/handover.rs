@@ -9,7 +9,6 @@ use weir_block::Nanos;
 use weir_cluster::records::{CoordinatorRecord, Record, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::RegistryError;
 
-use super::coordination::Coordination;
 use super::nodes::unknown;
 use super::{Answer, Operations, check_named};
 use crate::api::{
@@ -36,11 +35,16 @@ impl Operations {
         }
         self.check_takes(&wanted.to)?;
         let served = self.coordinations().await.remove(name).unwrap_or_default();
-        let Coordination { coordinator: Some(from), record: Some(record), .. } = served else {
+        let (Some(from), Some(record)) = (served.coordinator, served.record) else {
             let message = format!("volume {name} is not served: {}", served.trouble);
             let hint = "whichever node can takes its coordination over; move it afterwards";
             return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(hint));
         };
+        if !served.trouble.is_empty() {
+            let message = format!("volume {name} is not moved from node {from}: {}", served.trouble);
+            let hint = "a coordinator that does not give its volume up would be fenced; see to it first";
+            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(hint));
+        }
         if from == wanted.to {
             return Err(refused(format!("node {from} coordinates volume {name} already")));
         }
@@ -151,7 +155,8 @@ impl Operations {
             "volume {volume} is still on its way from {from} to {to} after {} s: {trouble}",
             MOVED.as_secs()
         );
-        let hint = format!("it goes on by itself; `weir volume show {volume}` and `weir events` show it");
+        let hint = format!("`weir volume show {volume}` and `weir events` show why; try again then");
+        self.take_wish_back(&moved, key).await;
         Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(hint))
     }
 

@@ -15,6 +15,9 @@ use crate::shard::messages::Command;
 const RECORDING: std::ops::RangeInclusive<Duration> =
     Duration::from_millis(100)..=Duration::from_secs(7 * 86_400);
 
+/// Longest wait for a coordinator's part of a disk's meters: the rest is shown without it.
+const AT_COORDINATOR: Duration = Duration::from_secs(1);
+
 /// The body of a request without one.
 pub(super) const NOTHING: Option<&()> = None;
 
@@ -47,13 +50,14 @@ impl Operations {
 
     /// The meter of a disk that is open here, at the coordinator of its volume. `None`: there is none, or it does not answer.
     async fn at_coordinator(&self, name: &str) -> Option<MeterView> {
-        let volume = self.known_record(name).await.ok()?.0.volume;
+        let volume = self.node.records.disk(name)?.volume;
         let coordinator = self.node.coordinators.get(&volume).coordinator?;
         if coordinator == self.node.session.node_ref() {
             return self.served_meters(name).await.ok()?.pop();
         }
-        let asked = self.forward_within(client::LOOK, &coordinator, name, "served-meters", NOTHING);
-        asked.await.ok().and_then(|Meters { mut meters }| meters.pop())
+        let asked = self.forward_within(AT_COORDINATOR, &coordinator, name, "served-meters", NOTHING);
+        let answered = tokio::time::timeout(AT_COORDINATOR, asked).await;
+        answered.ok()?.ok().and_then(|Meters { mut meters }| meters.pop())
     }
 
     /// The meter of a disk's requests to this node, if it coordinates the volume.

@@ -30,10 +30,17 @@ impl Operations {
         let record = self.node.volume(volume).await?;
         let is_alone = record.kind == VolumeKind::Lun;
         let files = Files::of(&self.node, record);
+        // A volume that is given up is not held for it.
+        let epoch = self.node.coordinators.get(volume).mounted.map(|(epoch, _)| epoch);
+        let (node, name, until) = (std::sync::Arc::clone(&self.node), volume.to_owned(), Nanos::now() + LOOK);
+        let goes_on = move || {
+            let now = node.coordinators.get(&name).mounted.map(|(epoch, _)| epoch);
+            Nanos::now() < until && now == epoch
+        };
         // On a thread, and not on a shard: the filesystem may take long for a file in many pieces.
         let looking = blocking(move || {
             let files = files.open()?;
-            let usage = measure(&*files, Nanos::now() + LOOK)?;
+            let usage = measure(&*files, &goes_on)?;
             Ok((usage, files.space()?))
         });
         let (usage, space) =

@@ -261,6 +261,10 @@ impl Disk {
         }
         match self.exports.clients() {
             0 => Ok(()),
+            clients if layer == LoadLayer::Direct && self.redirected => Err(format!(
+                "{} connected, whose I/O an operator has redirected: it would be direct for the time of the load; disconnect them",
+                count_are(clients as u64, "client")
+            )),
             clients if layer.is_below_log() && workload.access.writes() => Err(format!(
                 "{} connected: writing below the accelerator would go behind their back; disconnect them",
                 count_are(clients as u64, "client")
@@ -508,7 +512,8 @@ impl Disk {
         let effect = if is(Reason::RecoveryFailed) { "fail" } else { "wait" };
         is(Reason::CoordinatorSilent).then(|| {
             format!(
-                "the coordinator of its volume does not answer: requests that need it {effect}. Its LUN hangs, or its process: if it stays so,                  end that node, and another one takes over"
+                "the coordinator of its volume does not answer: requests that need it {effect}. Its LUN hangs, or its process, or it makes a \
+                 long change, as a clone of a file in many pieces; if it stays so, end that node, and another one takes over"
             )
         })
     }

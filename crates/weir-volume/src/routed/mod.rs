@@ -287,10 +287,9 @@ impl RoutedBacking {
 
     fn step(&mut self, reactor: &mut Reactor, event: router::Event) {
         let mut effects = Vec::new();
-        let had_path = self.core.has_path();
         self.core.step(event, &mut effects);
-        if had_path && !self.core.has_path() && !self.core.has_coordinator() {
-            // What went directly until now has not waited at all.
+        // From whatever moment on nobody coordinates, there is a limit, which is over once.
+        if !self.core.has_coordinator() && !self.core.is_overdue() && self.patience.is_idle() {
             self.patience.start(reactor.now());
         }
         for effect in effects {
@@ -362,6 +361,8 @@ impl RoutedBacking {
             ToOwner::Welcome { epoch, .. } if epoch < self.coordinator_epoch => {
                 return Err(LinkError::Former { epoch, known: self.coordinator_epoch });
             }
+            // What it has would be asked for again.
+            ToOwner::Welcome { .. } if self.core.has_coordinator() => return Err(LinkError::Unknown),
             ToOwner::Welcome { epoch, .. } => {
                 self.coordinator_epoch = epoch;
                 self.patience.greeted();
@@ -643,7 +644,10 @@ impl Layer for RoutedBacking {
         self.probe(reactor);
         // What was sent to a coordinator here may be answered at once.
         self.receive(reactor);
-        self.begin_behind(reactor);
+        if !self.behind.is_empty() {
+            self.begin_behind(reactor);
+            self.receive(reactor);
+        }
         if let Err(error) = self.link.flush(reactor) {
             self.disconnect(reactor, Some(&error));
         }

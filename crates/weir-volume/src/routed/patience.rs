@@ -11,6 +11,10 @@ use crate::lun::route_status::Overdue;
 /// A coordinator that owes answers and gives none is reported after this, long before requests fail.
 const SILENT: Duration = Duration::from_secs(10);
 
+/// A look that comes so late was not made by a thread that waited for it: time stood still for this process, and with it for whatever has
+/// arrived meanwhile. That is read before anybody is given up.
+const STOOD_STILL: Duration = Duration::from_secs(1);
+
 /// The waits of one disk.
 #[derive(Debug)]
 pub(super) struct Patience {
@@ -32,9 +36,14 @@ impl Patience {
         Patience { limit, overdue_at, asked: 0, silent_since: None, is_silent: false }
     }
 
+    /// Nothing waits, or the wait is over.
+    pub fn is_idle(&self) -> bool {
+        self.overdue_at == Nanos::NEVER
+    }
+
     /// Requests wait from now on, unless some do already.
     pub fn start(&mut self, now: Nanos) {
-        if self.overdue_at == Nanos::NEVER {
+        if self.is_idle() {
             self.overdue_at = now + self.limit;
         }
     }
@@ -71,6 +80,9 @@ impl Patience {
     /// Whether requests have waited for long enough. `waits`: some do.
     pub fn check(&mut self, now: Nanos, is_connected: bool, waits: bool) -> Option<Overdue> {
         if !is_connected {
+            if self.overdue_at != Nanos::NEVER && now >= self.overdue_at + STOOD_STILL {
+                self.overdue_at = now + STOOD_STILL;
+            }
             let is_over = now >= self.overdue_at;
             if is_over {
                 self.overdue_at = Nanos::NEVER;
@@ -83,7 +95,11 @@ impl Patience {
             // It may answer yet. If it goes, that was the end of the wait.
             self.overdue_at = now + ASK_AGAIN;
         }
-        let since = self.silent_since?;
+        let mut since = self.silent_since?;
+        if now >= since + self.limit + STOOD_STILL {
+            since = Nanos((now + STOOD_STILL).0.saturating_sub(self.limit.as_nanos() as u64));
+            self.silent_since = Some(since);
+        }
         self.is_silent |= now >= since + SILENT.min(self.limit);
         (now >= since + self.limit).then_some(Overdue::Silent)
     }
@@ -153,6 +169,20 @@ mod tests {
         assert!(patience.is_silent());
         patience.greeted();
         assert!(!patience.is_silent());
+    }
+
+    /// This process was stopped, or its host suspended: what has come meanwhile is read first.
+    #[test]
+    fn nobody_is_given_up_at_the_first_look_after_time_stood_still() {
+        let mut patience = Patience::new(at(0), LIMIT);
+        assert_eq!(patience.check(at(500), false, true), None);
+        assert_eq!(patience.deadline(), at(501));
+        assert_eq!(patience.check(at(501), false, true), Some(Overdue::Missing));
+        patience.greeted();
+        patience.asked(at(600));
+        assert_eq!(patience.check(at(900), true, true), None);
+        assert_eq!(patience.deadline(), at(901));
+        assert_eq!(patience.check(at(901), true, true), Some(Overdue::Silent));
     }
 
     #[test]

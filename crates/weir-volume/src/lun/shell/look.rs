@@ -14,6 +14,9 @@ use crate::lun::filesystem::by_hand::mounts_of;
 /// A look that lasts for longer is reported.
 const LONG: Duration = Duration::from_secs(15);
 
+/// Pause before a second look where the first has failed.
+const AGAIN: Duration = Duration::from_secs(1);
+
 impl Shell {
     /// Begins a look if one is due, and reports one that does not end. A LUN that hangs ends no coordination: nothing is known of the requests
     /// on their way to it.
@@ -42,7 +45,11 @@ impl Shared {
     fn look(&self, mounted: Option<Arc<Mounted>>, admission: u64) {
         self.look_for_mounts();
         if let Some(mounted) = mounted {
-            let found = mounted.check();
+            // A path that is made anew is away for a moment, and nobody has asked for anything.
+            let found = mounted.check().or_else(|_| {
+                std::thread::sleep(AGAIN);
+                mounted.check()
+            });
             // The unmount waits for it.
             drop(mounted);
             match found {
