@@ -8,6 +8,8 @@ mod link;
 mod parts;
 mod patience;
 mod requests;
+mod shared;
+mod space;
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -26,16 +28,14 @@ use weir_block::{
 };
 
 use crate::backing::engine_uring::UringEngine;
-use crate::error::VolumeError;
 use crate::full::{SpaceWait, Wait, is_full};
-use crate::interface::{Backing, CoordinatorWay, SharedDisk};
 use crate::lun::leases::Lease;
 use crate::lun::redirect::wire::LARGEST;
 use crate::lun::redirect::{ToCoordinator, ToOwner};
-use crate::lun::route_status::{Overdue, Reason, Reasons, RouteCounts, RouteState, RouteStatus};
-use crate::lun::router::{self, Effect, Kind, Route, Router, overlap};
+use crate::lun::route_status::{Overdue, RouteCounts};
+use crate::lun::router::{self, Effect, Kind, Route, Router};
 use crate::lun::serving::{PIECE, ServedDisk};
-use crate::planted::{Bug, Planted};
+use crate::planted::Planted;
 use link::{Link, LinkError};
 use parts::Part;
 use patience::Patience;
@@ -252,24 +252,6 @@ impl RoutedBacking {
         let error = IoError::new(ErrorKind::Retry, Code::ShuttingDown, "a disk of a shared volume");
         self.step(reactor, router::Event::Abandon(error));
         self.refuse_held(reactor);
-    }
-
-    /// Requests that wait for space, or behind one that does.
-    fn waiting(&self) -> usize {
-        self.space.len() + self.behind.len()
-    }
-
-    /// Whether fewer requests than the depth are under way.
-    fn has_depth(&self) -> bool {
-        self.in_flight() - self.waiting() < self.depth
-    }
-
-    /// Tries again what waits for space; without the right, what it becomes is held back.
-    fn retry_full(&mut self, reactor: &mut Reactor) {
-        let now = reactor.now();
-        while let Some((wait, pending)) = self.space.retry(now, self.has_depth()) {
-            self.accept(reactor, Kind::Write, Pending { wait, ..pending });
-        }
     }
 
     /// What was not begun on the LUN is not begun any more.
@@ -509,32 +491,6 @@ impl RoutedBacking {
         self.accept_in_turn(reactor, route_kind, pending);
     }
 
-    /// A write that waits for space may have been done in part, and that may have been seen. It is done again: not over a later change (P7).
-    /// So that one waits, too.
-    fn accept_in_turn(&mut self, reactor: &mut Reactor, kind: Kind, pending: Pending) {
-        match kind.changes() && self.is_behind(pending.range()) {
-            true => self.behind.push_back((kind, pending)),
-            false => self.accept(reactor, kind, pending),
-        }
-    }
-
-    fn is_behind(&self, range: router::Range) -> bool {
-        if self.space.is_idle() && self.behind.is_empty() || self.planted.has(Bug::OvertakeFull) {
-            return false;
-        }
-        let overlaps = |other: &Pending| overlap(other.range(), range);
-        self.space.iter().any(overlaps)
-            || self.pending.iter().any(|(_, other)| other.wait.has_waited() && overlaps(other))
-            || self.behind.iter().any(|(_, other)| overlaps(other))
-    }
-
-    /// Begins the changes that wait behind nothing any more.
-    fn begin_behind(&mut self, reactor: &mut Reactor) {
-        for (kind, pending) in std::mem::take(&mut self.behind) {
-            self.accept_in_turn(reactor, kind, pending);
-        }
-    }
-
     fn accept(&mut self, reactor: &mut Reactor, kind: Kind, pending: Pending) {
         let range = pending.range();
         self.serial = self.serial.wrapping_add(1);
@@ -572,12 +528,6 @@ impl RoutedBacking {
         let Pending { tag, buffer, .. } = pending;
         let outcome = |()| buffer.map_or(Outcome::Done, Outcome::Read);
         self.ready.push(Completion { tag, result: result.map(outcome) });
-    }
-
-    /// A change of the same bytes is under way, which came later: a write that is done again would cover it.
-    fn is_overtaken(&self, write: &Pending) -> bool {
-        let covers = |other: &Pending| other.kind.changes_data() && overlap(other.range(), write.range());
-        !self.planted.has(Bug::OvertakeFull) && self.pending.iter().any(|(_, other)| covers(other))
     }
 
     /// The part of a read that is in a hole.
@@ -695,115 +645,5 @@ impl Destage for RoutedBacking {
         let pending =
             Pending { id: 0, tag, kind, offset, length, durable, source, buffer, wait, redirected: None };
         self.accept_in_turn(reactor, Kind::Write, pending);
-    }
-}
-
-impl Backing for RoutedBacking {
-    fn owner(&self) -> OwnerId {
-        self.id
-    }
-
-    fn resize(&mut self, size: u64) -> Result<(), VolumeError> {
-        self.info.size = size;
-        Ok(())
-    }
-
-    fn lacks_space(&self, now: Nanos) -> bool {
-        self.space.lacks_space(now)
-    }
-
-    fn stop_waiting(&mut self) {
-        let tags: Vec<Tag> = self.space.give_up().map(|pending| pending.tag).collect();
-        let error = self.space.reason(IoError::from_errno(libc::ENOSPC, "writing to a full volume"));
-        self.ready.extend(tags.into_iter().map(|tag| Completion { tag, result: Err(error) }));
-    }
-
-    fn shared(&mut self) -> Option<&mut dyn SharedDisk> {
-        Some(self)
-    }
-
-    fn route(&self) -> Option<RouteStatus> {
-        let (path, coordinator) = (self.core.has_path(), self.core.has_coordinator());
-        let by_wish = self.core.goes_through_filesystem();
-        let state = match (path, coordinator) {
-            (_, true) if by_wish => RouteState::FileRedirected,
-            (true, _) => RouteState::Direct,
-            (false, true) => RouteState::BlockRedirected,
-            (false, false) => RouteState::Paused,
-        };
-        let reasons = Reasons::default()
-            .with(Reason::UserRequest, by_wish)
-            .with(Reason::UnallocatedExtent, self.core.redirects())
-            .with(Reason::NoDiskConnectivity, !path && !self.fenced)
-            .with(Reason::Fenced, self.fenced)
-            .with(Reason::CoordinatorMoving, !coordinator)
-            .with(Reason::CoordinatorSilent, self.patience.is_silent())
-            .with(Reason::RecoveryFailed, self.core.is_overdue());
-        Some(RouteStatus { state, reasons, counts: self.counts })
-    }
-}
-
-impl SharedDisk for RoutedBacking {
-    fn own(&mut self, epoch: u64, until: &Arc<AtomicU64>) {
-        self.epoch = epoch;
-        self.serves_until = Some(Arc::clone(until));
-    }
-
-    fn wants_coordinator(&mut self, now: Nanos) -> bool {
-        let wants = !self.link.is_there() && now >= self.ask_at && !self.abandoned;
-        if wants {
-            self.ask_at = now + ASK_AGAIN;
-        }
-        wants
-    }
-
-    fn coordinator(&mut self, reactor: &mut Reactor, way: CoordinatorWay) {
-        match way {
-            CoordinatorWay::Here(served) => self.connect_here(reactor, &served),
-            CoordinatorWay::Remote(stream) => {
-                if let Err(error) = self.connect(reactor, stream) {
-                    tracing::warn!(%error, "a connection to a volume's coordinator cannot be used");
-                }
-            }
-        }
-    }
-
-    fn lose_coordinator(&mut self, reactor: &mut Reactor) {
-        self.disconnect(reactor, None);
-        self.ask_at = Nanos(0);
-    }
-
-    fn is_newly_fenced(&mut self) -> bool {
-        std::mem::take(&mut self.newly_fenced)
-    }
-
-    fn newly_overdue(&mut self) -> Option<Overdue> {
-        self.newly_overdue.take()
-    }
-
-    fn drop_leases(&mut self, reactor: &mut Reactor, number: u64) {
-        self.disconnect(reactor, None);
-        self.step(reactor, router::Event::Drop(number));
-        self.refuse_held(reactor);
-    }
-
-    fn dropped(&mut self) -> Vec<u64> {
-        std::mem::take(&mut self.dropped)
-    }
-
-    fn admitted(&mut self) {
-        (self.fenced, self.newly_fenced) = (false, false);
-        self.probe_at = Nanos(0);
-    }
-
-    fn go_through_filesystem(&mut self, reactor: &mut Reactor, wanted: bool) {
-        if wanted != self.core.goes_through_filesystem() {
-            self.step(reactor, router::Event::ThroughFilesystem(wanted));
-        }
-    }
-
-    fn abandon(&mut self, reactor: &mut Reactor) {
-        self.abandoned = true;
-        self.give_up(reactor);
     }
 }
