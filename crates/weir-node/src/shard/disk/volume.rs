@@ -1,0 +1,182 @@
+//! What a disk has to do with its volume: the way of its I/O, the volume's coordinator, and its space.
+
+use tokio::sync::oneshot;
+use weir_block::{Nanos, Reactor};
+use weir_volume::lun::route_status::{Overdue, Reason, RouteStatus};
+use weir_volume::{Backing, CoordinatorWay, SharedDisk};
+
+use super::Disk;
+use crate::shard::answer;
+use crate::shard::messages::LoadLayer;
+use crate::units::{Period, about};
+
+impl Disk {
+    /// The way of its I/O, if that is another one than at the last call, in words; by itself nothing that the operator has to know at first.
+    pub fn new_route(&mut self, now: Nanos) -> Option<String> {
+        // The way of a measurement is no news.
+        let now = self.route_status(now).filter(|_| !self.measures_lun())?;
+        // Changes with every other request.
+        let reasons = now.reasons.without(Reason::UnallocatedExtent);
+        let before = self.route.replace((now.state, reasons));
+        if before.is_none_or(|before| before == (now.state, reasons)) {
+            return None;
+        }
+        let names: Vec<&str> = reasons.iter().map(Reason::name).collect();
+        let why = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
+        Some(format!("{}{why}", now.state.name()))
+    }
+
+    /// Whether its volume has no space for what has been written to it, or is to be.
+    pub(super) fn lacks_space(&self, now: Nanos) -> bool {
+        let accel = self.look();
+        accel.lacks_space() || accel.lower().inner().lacks_space(now)
+    }
+
+    /// The way of its I/O, of a disk of a shared volume.
+    pub(super) fn route_status(&self, now: Nanos) -> Option<RouteStatus> {
+        let route = self.look().lower().inner().route()?;
+        Some(RouteStatus { reasons: route.reasons.with(Reason::VolumeFull, self.lacks_space(now)), ..route })
+    }
+
+    /// An event, if its volume has become full since the last call, or has space again.
+    pub fn new_space(&mut self, now: Nanos) -> Option<(&'static str, String)> {
+        let is_full = self.lacks_space(now);
+        if std::mem::replace(&mut self.is_full, is_full) == is_full {
+            return None;
+        }
+        Some(match is_full {
+            true => ("volume-full", self.full_reason()),
+            false => ("volume-has-space", "no write waits for space on its volume any more".to_owned()),
+        })
+    }
+
+    /// The effect of its full volume on its clients, in words.
+    pub(super) fn full_reason(&self) -> String {
+        let wait = self.look().config().full_volume_wait;
+        let (dirty, what) = (self.look().status().dirty_bytes, "its volume is full");
+        let kept = if dirty > 0 {
+            format!("; {} of acknowledged writes stay in the log", about(dirty))
+        } else {
+            String::new()
+        };
+        match wait.is_zero() {
+            true => format!("{what}: writes that need space fail (limits.full_volume_wait = 0 s){kept}"),
+            false => format!("{what}: writes that need space wait, each for at most {}{kept}", Period(wait)),
+        }
+    }
+
+    /// Whether it needs a way to its volume's coordinator.
+    pub fn wants_coordinator(&mut self, now: Nanos) -> bool {
+        self.backing().shared().is_some_and(|shared| shared.wants_coordinator(now))
+    }
+
+    /// Whether a LUN has refused its I/O since the last call.
+    pub fn is_newly_fenced(&mut self) -> bool {
+        self.backing().shared().is_some_and(SharedDisk::is_newly_fenced)
+    }
+
+    /// An event, if requests have begun to fail since the last call, for lack of a coordinator that answers.
+    pub fn new_overdue(&mut self) -> Option<(&'static str, String)> {
+        let what = match self.backing().shared()?.newly_overdue()? {
+            Overdue::Missing => "its volume has had no coordinator",
+            Overdue::Silent => "the coordinator of its volume has answered nothing",
+        };
+        let text = format!(
+            "{what} for longer than lun.coordinator_wait: requests that need one fail until one answers"
+        );
+        Some(("volume-recovery-failed", text))
+    }
+
+    /// Its effect on clients, if the coordinator of its volume owes answers and gives none, in words.
+    pub(super) fn silent_reason(&self, now: Nanos) -> Option<String> {
+        let reasons = self.route_status(now)?.reasons;
+        let is = |wanted| reasons.iter().any(|reason| reason == wanted);
+        let effect = if is(Reason::RecoveryFailed) { "fail" } else { "wait" };
+        is(Reason::CoordinatorSilent).then(|| {
+            format!(
+                "the coordinator of its volume does not answer: requests that need it {effect}. Its LUN hangs, or its process, or it makes a \
+                 long change, as a clone of a file in many pieces; if it stays so, end that node, and another one takes over"
+            )
+        })
+    }
+
+    /// Gives up what it holds of a LUN; `done` when nothing of it is under way there.
+    pub fn drop_leases(&mut self, reactor: &mut Reactor, done: oneshot::Sender<()>) {
+        self.last_drop += 1;
+        let number = self.last_drop;
+        match self.backing().shared() {
+            Some(shared) => shared.drop_leases(reactor, number),
+            None => return answer(done, ()),
+        }
+        self.dropping.push((number, done));
+    }
+
+    pub(super) fn answer_drops(&mut self) {
+        if self.dropping.is_empty() {
+            return;
+        }
+        let dropped = self.backing().shared().map(SharedDisk::dropped).unwrap_or_default();
+        for (number, done) in std::mem::take(&mut self.dropping) {
+            match dropped.contains(&number) {
+                true => answer(done, ()),
+                false => self.dropping.push((number, done)),
+            }
+        }
+    }
+
+    /// Another node coordinates its volume now.
+    pub fn lose_coordinator(&mut self, reactor: &mut Reactor) {
+        if let Some(shared) = self.backing().shared() {
+            shared.lose_coordinator(reactor);
+        }
+    }
+
+    /// The LUN lets this node write again.
+    pub fn admitted(&mut self) {
+        self.backing().shared().into_iter().for_each(SharedDisk::admitted);
+    }
+
+    /// All its I/O goes through its volume's coordinator, or not any more.
+    pub fn redirect(&mut self, reactor: &mut Reactor, wanted: bool) {
+        self.redirected = wanted;
+        self.follow_wish(reactor);
+    }
+
+    /// A load that measures the LUN itself goes past the wish.
+    pub(super) fn follow_wish(&mut self, reactor: &mut Reactor) {
+        let wanted = self.redirected && !self.measures_lun();
+        if let Some(shared) = self.backing().shared() {
+            shared.go_through_filesystem(reactor, wanted);
+        }
+    }
+
+    pub(super) fn measures_lun(&self) -> bool {
+        self.load.as_ref().is_some_and(|load| load.layer == LoadLayer::Direct)
+    }
+
+    /// Whether this node reaches the LUN that the disk is on.
+    pub(super) fn has_path(&self) -> bool {
+        let no_path = [Reason::NoDiskConnectivity, Reason::Fenced];
+        let route = self.look().lower().inner().route();
+        route.is_some_and(|route| !route.reasons.iter().any(|reason| no_path.contains(&reason)))
+    }
+
+    /// It is closed: its volume's coordinator has nothing more to do with this node.
+    pub fn let_go(&mut self, reactor: &mut Reactor) {
+        self.abandon(reactor);
+    }
+
+    pub(super) fn abandon(&mut self, reactor: &mut Reactor) {
+        self.backing().stop_waiting();
+        if let Some(shared) = self.backing().shared() {
+            shared.abandon(reactor);
+        }
+    }
+
+    /// A way to its volume's coordinator.
+    pub fn coordinator(&mut self, reactor: &mut Reactor, way: CoordinatorWay) {
+        if let Some(shared) = self.backing().shared() {
+            shared.coordinator(reactor, way);
+        }
+    }
+}
