@@ -62,6 +62,10 @@ impl Link {
         Ok(Link::Remote(Box::new(Connection::new(reactor, stream, token)?)))
     }
 
+    pub fn is_remote(&self) -> bool {
+        matches!(self, Link::Remote(_))
+    }
+
     pub fn is_there(&self) -> bool {
         !matches!(self, Link::None)
     }

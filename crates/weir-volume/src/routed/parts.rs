@@ -20,7 +20,9 @@ pub struct Part {
     /// Its bytes; empty for a flush.
     pub range: router::Range,
     pub kind: RequestKind,
-    /// Since when the coordinator has it.
+    /// The coordinator has it.
+    pub is_redirected: bool,
+    /// Since when, if that is another node.
     pub sent: Option<Nanos>,
     /// In messages.
     number: u64,
@@ -31,7 +33,8 @@ pub struct Part {
 impl RoutedBacking {
     fn insert(&mut self, id: u64, kind: RequestKind, range: router::Range, is_whole: bool) -> (u32, u64) {
         self.serial = self.serial.wrapping_add(1);
-        let slot = self.parts.insert(Part { id, range, kind, sent: None, number: 0, is_whole });
+        let part = Part { id, range, kind, is_redirected: false, sent: None, number: 0, is_whole };
+        let slot = self.parts.insert(part);
         let number = OF_PART | u64::from(self.serial & (u32::MAX >> 1)) << 32 | slot as u64;
         self.parts[slot].number = number;
         (slot as u32, number)
@@ -39,10 +42,14 @@ impl RoutedBacking {
 
     /// The coordinator gets a part.
     fn sent(&mut self, reactor: &Reactor, slot: u32) {
-        let now = reactor.now();
+        let is_remote = self.link.is_remote();
         let part = &mut self.parts[slot as usize];
-        part.sent = Some(now);
-        self.redirected.arrive(part.kind, now);
+        part.is_redirected = true;
+        if is_remote {
+            let now = reactor.now();
+            part.sent = Some(now);
+            self.redirected.arrive(part.kind, now);
+        }
     }
 
     fn is_whole(&self, id: u64, piece: Piece) -> bool {

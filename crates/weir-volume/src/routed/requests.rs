@@ -43,7 +43,7 @@ pub struct Pending {
     pub buffer: Option<Buffer>,
     /// For space.
     pub wait: Wait,
-    /// Since when the coordinator has it, to do through its filesystem.
+    /// Since when a coordinator on another node has it, to do through its filesystem.
     pub redirected: Option<Nanos>,
 }
 
@@ -88,8 +88,11 @@ fn slice(
 }
 
 impl RoutedBacking {
-    /// The coordinator has got a request.
+    /// The coordinator gets a request. Here there is no way to it that would take time.
     pub(super) fn begin_redirected(&mut self, reactor: &Reactor, id: u64) {
+        if !self.link.is_remote() {
+            return;
+        }
         let now = reactor.now();
         let Some(pending) = self.request_mut(id) else { return };
         pending.redirected = Some(now);
@@ -116,7 +119,7 @@ impl RoutedBacking {
                 self.redirected.complete(*kind, range.1 - range.0, *sent, now, false);
             }
         }
-        self.parts.retain(|_, part| part.sent.is_none());
+        self.parts.retain(|_, part| !part.is_redirected);
     }
 
     /// The bytes of a part of a request, for a message. `None`: there is no memory now.
