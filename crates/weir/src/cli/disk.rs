@@ -161,7 +161,7 @@ pub enum DiskCommand {
     ///
     /// They share one extent after the other. The first write to each 64 KiB after a snapshot makes a new one, so a disk is in many after a while; `weir
     /// volume du` shows them. The disk must have no clients. If it is open, it is destaged and closed; `weir disk export` opens it
-    /// again. The copy needs as much free space as the disk takes. What it shared with snapshots and clones is there twice
+    /// again. The copy needs free space for what the disk holds, and for its holes of up to 64 KiB. What it shared with snapshots and clones is there twice
     /// afterwards, until those are deleted. If the volume gets another coordinator meanwhile, the copy ends, and the disk is as
     /// it was.
     #[command(
