@@ -55,7 +55,15 @@ impl LoopDevice {
         let device = LoopDevice { path, file };
         // The kernel keeps what `blockdev --setro` has set, also while the device has no file.
         run("blockdev", ["--setrw".as_ref(), device.path.as_os_str()])?;
+        // And what [`LoopDevice::set_rotating`] has set: no flush would reach the file. Where that is refused nobody has set it.
+        let _ = device.set_queue("write_cache", "write back");
         Ok(device)
+    }
+
+    fn set_queue(&self, attribute: &str, value: &str) -> Result<(), LabError> {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let path = format!("/sys/block/{name}/queue/{attribute}");
+        fs::write(&path, value).map_err(LabError::system(format!("writing {path}")))
     }
 
     /// The kernel takes it for a disk with a mechanism and no write cache: no flush reaches the file any more.
@@ -63,12 +71,8 @@ impl LoopDevice {
     /// # Errors
     /// The system's.
     pub fn set_rotating(&self) -> Result<(), LabError> {
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        for (attribute, value) in [("rotational", "1"), ("write_cache", "write through")] {
-            let path = format!("/sys/block/{name}/queue/{attribute}");
-            fs::write(&path, value).map_err(LabError::system(format!("writing {path}")))?;
-        }
-        Ok(())
+        self.set_queue("rotational", "1")?;
+        self.set_queue("write_cache", "write through")
     }
 
     /// `/dev/loop` and a number.
