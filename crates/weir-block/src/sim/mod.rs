@@ -11,6 +11,7 @@ mod damage;
 mod engine;
 mod file;
 mod storage;
+mod stored;
 mod wire;
 mod work;
 
