@@ -20,7 +20,9 @@ impl World {
     pub fn medium(&mut self) -> MediumFaults {
         MediumFaults {
             late: self.rng.u32(4..40),
-            longest: Duration::from_millis([3, 40, 500][self.rng.usize(0..3)]),
+            // A coordinator whose medium takes longer than the limit for answers counts as silent.
+            longest: Duration::from_millis([3, 40, 500][self.rng.usize(0..3)])
+                .min(self.options.coordinator_wait / 8),
             partial: [0, 4][self.rng.usize(0..2)],
             direct: true,
             ..MediumFaults::default()
