@@ -11,6 +11,7 @@ pub mod hash;
 pub mod layer;
 pub mod meter;
 pub mod metered;
+pub mod mounts;
 mod operation;
 pub mod planted;
 mod random;

@@ -8,7 +8,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use common::{alone, program};
-use weir_block::size::Size;
 use weir_lab::fault::confusion::{self, Judged, Plant, Programs};
 use weir_lab::fault::orders::Order;
 use weir_lab::fault::stack::{DISK, Stack};
@@ -23,19 +22,8 @@ fn up(nodes: usize, policy: &str) -> Stack {
     Stack::up(Path::new(NODE), nodes, policy).unwrap()
 }
 
-/// IOPS of 8 KiB at depth 8.
 fn iops(stack: &Stack, layer: LoadLayer, access: Access) -> f64 {
-    let workload = Workload {
-        access,
-        block_size: Size(8192),
-        queue_depth: 8,
-        runtime: Some(Duration::from_secs(1)),
-        warmup: Duration::from_millis(200),
-        ..Workload::default()
-    };
-    let summary = stack.client().unwrap().load(DISK, &RunLoad { layer, workload, force: false }).unwrap();
-    assert_eq!(summary.first_error, None);
-    summary.kinds.iter().map(|kind| kind.iops).sum()
+    common::iops(&stack.client().unwrap(), DISK, layer, access)
 }
 
 /// 8 KiB requests a second at the simulated disk's 128 MiB/s. Its tests in time of its own show that it reaches them; on a

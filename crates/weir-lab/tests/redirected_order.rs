@@ -12,12 +12,10 @@ use std::time::Duration;
 use common::lun::LunBench;
 use common::{DISK, SOON, alone, program};
 use weir_block::Nanos;
-use weir_block::size::Size;
 use weir_lab::fault::orders::{self, Order};
 use weir_lab::fault::{At, Faults};
 use weir_lab::mechanical_disk::MechanicalDisk;
-use weir_load::{Access, Workload};
-use weir_node::api::RunLoad;
+use weir_load::Access;
 use weir_node::shard::messages::LoadLayer;
 
 /// Bytes of the LUN: XFS wants 300 MiB.
@@ -81,20 +79,8 @@ impl Redirected {
         orders::send(&orders::socket(node.config.parent().unwrap()), &order).unwrap();
     }
 
-    /// IOPS of 8 KiB at depth 8.
     fn iops(&self, layer: LoadLayer, access: Access) -> f64 {
-        let workload = Workload {
-            access,
-            block_size: Size(8192),
-            queue_depth: 8,
-            runtime: Some(Duration::from_secs(1)),
-            warmup: Duration::from_millis(200),
-            ..Workload::default()
-        };
-        let client = self.pool.bench.lab.client(&self.owner).unwrap();
-        let summary = client.load(DISK, &RunLoad { layer, workload, force: false }).unwrap();
-        assert_eq!(summary.first_error, None);
-        summary.kinds.iter().map(|kind| kind.iops).sum()
+        common::iops(&self.pool.bench.lab.client(&self.owner).unwrap(), DISK, layer, access)
     }
 
     /// What the finder says of the two routes.

@@ -12,7 +12,7 @@ const MOST_SHOWN: usize = 10;
 /// One of the simulations.
 pub struct Simulation {
     command: &'static str,
-    bugs: &'static [Bug],
+    bugs: fn() -> Vec<Bug>,
     replay: fn(u64, Option<Bug>, bool) -> Replayed,
     many: fn(Range<u64>, usize, Option<Bug>) -> Violations,
 }
@@ -31,7 +31,7 @@ struct Replayed {
 /// `weir-sim volume`
 pub const FILES: Simulation = Simulation {
     command: "volume",
-    bugs: &Bug::FILES,
+    bugs: || Bug::FILES.to_vec(),
     replay: |seed, bug, traced| {
         let volume::Run { violation, trace, counts } = volume::run(seed, bug, traced);
         Replayed { trace, violation, done: format!("{} requests answered", counts.answered) }
@@ -42,7 +42,7 @@ pub const FILES: Simulation = Simulation {
 /// `weir-sim claims`
 pub const CLAIMS: Simulation = Simulation {
     command: "claims",
-    bugs: &Bug::CLAIMS,
+    bugs: || Bug::CLAIMS.to_vec(),
     replay: |seed, bug, traced| {
         let volume::Run { violation, trace, counts } = claims::run(seed, bug, traced);
         let claims::Counts { mounts, fenced, .. } = counts;
@@ -54,7 +54,7 @@ pub const CLAIMS: Simulation = Simulation {
 /// `weir-sim shells`
 pub const SHELLS: Simulation = Simulation {
     command: "shells",
-    bugs: &shells::BUGS,
+    bugs: shells::bugs,
     replay: |seed, bug, traced| {
         let volume::Run { violation, trace, counts } = shells::run(seed, bug, traced);
         Replayed { trace, violation, done: format!("{counts:?}") }
@@ -83,8 +83,8 @@ pub fn run(simulation: &Simulation, command: VolumeCommand) -> bool {
             violations.is_empty()
         }
         VolumeCommand::Bugs { seeds, threads } => {
-            let found = bugs.iter().map(|bug| {
-                let violations = many(0..seeds, threads, Some(*bug));
+            let found = bugs().into_iter().map(|bug| {
+                let violations = many(0..seeds, threads, Some(bug));
                 let first = violations.first();
                 let first =
                     first.map_or("not found".to_owned(), |(seed, text)| format!("seed {seed}: {text}"));

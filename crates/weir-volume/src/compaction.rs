@@ -6,10 +6,10 @@
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
+use rustix::fs::{FallocateFlags, fallocate};
 use weir_block::BufferPool;
 
 use crate::lun::filesystem::extents::{Extent, each_batch};
@@ -137,12 +137,7 @@ pub fn copy(
 
 /// In one piece, as far as there is one.
 fn allocate(file: &File, range: Range<u64>) -> io::Result<()> {
-    let (offset, length) = (range.start as libc::off_t, (range.end - range.start) as libc::off_t);
-    // SAFETY: it takes numbers only.
-    match unsafe { libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, offset, length) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    Ok(fallocate(file, FallocateFlags::KEEP_SIZE, range.start, range.end - range.start)?)
 }
 
 #[cfg(test)]

@@ -4,12 +4,12 @@ use std::ffi::CString;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{Mode, OFlags};
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use weir_block::mounts::mounts;
 
 use super::wire::LARGEST;
 
@@ -97,41 +97,12 @@ pub fn remove_leftovers(directory: &Path) -> io::Result<usize> {
 
 /// The mounts of this kind below `directory`, the newest first. `list` is as in proc(5).
 fn leftovers(list: &[u8], directory: &Path) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = list
-        .split(|&byte| byte == b'\n')
-        .filter_map(|line| {
-            let fields: Vec<&[u8]> = line.split(|&byte| byte == b' ').collect();
-            let separator = fields.iter().position(|field| *field == b"-")?;
-            let is_ours = *fields.get(separator + 1)? == TYPE.as_bytes();
-            let path = PathBuf::from(std::ffi::OsString::from_vec(unescape(fields.get(4)?)));
-            // VOLUME/DISK.raw: a directory below may be another node's.
-            let is_file = path.strip_prefix(directory).is_ok_and(|rest| rest.components().count() == 2);
-            (is_ours && is_file).then_some(path)
-        })
-        .collect();
+    // VOLUME/DISK.raw: a directory below may be another node's.
+    let is_file = |path: &Path| path.strip_prefix(directory).is_ok_and(|rest| rest.components().count() == 2);
+    let ours = mounts(list).filter(|mount| mount.kind == TYPE.as_bytes() && is_file(&mount.point));
+    let mut found: Vec<PathBuf> = ours.map(|mount| mount.point).collect();
     found.reverse();
     found
-}
-
-/// Space, tab, newline and backslash are written as a backslash and three octal digits.
-fn unescape(field: &[u8]) -> Vec<u8> {
-    let mut plain = Vec::with_capacity(field.len());
-    let mut rest = field;
-    while let Some((&byte, behind)) = rest.split_first() {
-        let code = behind.get(..3).and_then(|digits| std::str::from_utf8(digits).ok());
-        let code = code.and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match code.filter(|_| byte == b'\\') {
-            Some(code) => {
-                plain.push(code);
-                rest = &behind[3..];
-            }
-            None => {
-                plain.push(byte);
-                rest = behind;
-            }
-        }
-    }
-    plain
 }
 
 #[cfg(test)]

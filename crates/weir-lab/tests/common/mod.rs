@@ -15,15 +15,18 @@ use std::thread;
 use std::time::Duration;
 
 use weir_block::Nanos;
+use weir_block::size::Size;
 use weir_lab::process::ProcessState;
 use weir_lab::{Lab, LabConfig, LabFlash};
 use weir_load::summary::Verification;
 use weir_load::verify::{Atomicity, History, Initial, Layout};
 use weir_load::verifying::{Locate, Settings, VerifyingLoad};
 use weir_load::workload::Span;
+use weir_load::{Access, Workload};
 use weir_nbd::Uri;
-use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium};
+use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium, RunLoad};
 use weir_node::client::Client;
+use weir_node::shard::messages::LoadLayer;
 
 use self::etcd::Members;
 
@@ -296,4 +299,19 @@ pub fn during<T>(
     let (load, result) = thread.join().unwrap();
     result.unwrap();
     (load, outcome)
+}
+
+/// IOPS of 8 KiB at depth 8, in a layer of a disk.
+pub fn iops(client: &Client, disk: &str, layer: LoadLayer, access: Access) -> f64 {
+    let workload = Workload {
+        access,
+        block_size: Size(8192),
+        queue_depth: 8,
+        runtime: Some(Duration::from_secs(1)),
+        warmup: Duration::from_millis(200),
+        ..Workload::default()
+    };
+    let summary = client.load(disk, &RunLoad { layer, workload, force: false }).unwrap();
+    assert_eq!(summary.first_error, None);
+    summary.kinds.iter().map(|kind| kind.iops).sum()
 }

@@ -16,7 +16,7 @@ use weir_volume::{DirVolume, DiskFiles, VolumeError, snapshot};
 use super::imports::check_imported;
 use super::measured::NOTHING;
 use super::snapshots::{is_file, no_snapshot};
-use super::{Answer, Operations};
+use super::{Answer, Operations, is_busy};
 use crate::api::{ApiError, ApiErrorKind, CompactDisk, CompactionView, LayoutView, LookAtLayout};
 use crate::client::{LAYOUT, ROLLBACK};
 use crate::control::compactions::Compaction;
@@ -98,10 +98,8 @@ impl Operations {
             if wanted.dry_run {
                 return Ok(CompactionView { was_open, ..plan });
             }
-            self.release(disk).await?;
         }
-        let record = self.record(disk).await?;
-        self.check_closed(&record).await?;
+        let record = self.close_to_replace(disk, was_open).await?;
         if let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await? {
             let there: CompactionView =
                 self.forward_within(ROLLBACK, &coordinator, disk, "compact", Some(&wanted)).await?;
@@ -215,11 +213,6 @@ impl Operations {
         }
         Ok(found)
     }
-}
-
-fn is_busy(disk: &str) -> ApiError {
-    let message = format!("disk {disk} is being made, deleted, or copied for a snapshot");
-    ApiError::new(ApiErrorKind::Unavailable, message).hint("try again")
 }
 
 /// `None`: there are too many extents to count them in time. Blocks.

@@ -595,6 +595,12 @@ fn check_size(size: u64) -> Answer<()> {
     Err(ApiError::new(ApiErrorKind::Invalid, message).hint(nearest))
 }
 
+/// Another step about a disk is under way.
+fn is_busy(disk: &str) -> ApiError {
+    let message = format!("disk {disk} is being made, deleted, or copied for a snapshot");
+    ApiError::new(ApiErrorKind::Unavailable, message).hint("try again")
+}
+
 /// Says what is wrong with a name, without repeating all of a long one.
 fn check_named(name: &str) -> Answer<()> {
     check_name(name).map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))

@@ -3,7 +3,7 @@
 use weir_cluster::records::DiskRecord;
 
 use super::snapshots::{check_snapshot, is_file, no_snapshot};
-use super::{Answer, Operations};
+use super::{Answer, Operations, is_busy};
 use crate::api::{ApiError, ApiErrorKind, RollBack, RolledBack};
 use crate::client::ROLLBACK;
 use crate::control::disk::{NewContent, Request};
@@ -48,11 +48,7 @@ impl Operations {
         if wanted.dry_run {
             return Ok(answer);
         }
-        if was_open {
-            self.release(disk).await?;
-        }
-        let record = self.record(disk).await?;
-        self.check_closed(&record).await?;
+        let record = self.close_to_replace(disk, was_open).await?;
         if let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await? {
             let there: RolledBack =
                 self.forward_within(ROLLBACK, &coordinator, disk, "rollback", Some(&wanted)).await?;
@@ -66,10 +62,7 @@ impl Operations {
 
     async fn roll_back_here(&self, record: &DiskRecord, wanted: RollBack) -> Answer<()> {
         let (disk, RollBack { snapshot, keep_as, .. }) = (&record.name, wanted);
-        let Some(_step) = self.node.intents.begin(disk) else {
-            let message = format!("disk {disk} is being made, deleted, or copied for a snapshot");
-            return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
-        };
+        let Some(_step) = self.node.intents.begin(disk) else { return Err(is_busy(disk)) };
         let text = match &keep_as {
             Some(kept) => format!("to {disk}@{snapshot}; its content until then is {disk}@{kept}"),
             None => format!("to {disk}@{snapshot}; its content until then is discarded"),
@@ -116,7 +109,17 @@ impl Operations {
         Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))
     }
 
-    pub(super) async fn check_closed(&self, record: &DiskRecord) -> Answer<()> {
+    /// Closes a disk whose file is to be replaced. Returns its record then.
+    pub(super) async fn close_to_replace(&self, disk: &str, is_open: bool) -> Answer<DiskRecord> {
+        if is_open {
+            self.release(disk).await?;
+        }
+        let record = self.record(disk).await?;
+        self.check_closed(&record).await?;
+        Ok(record)
+    }
+
+    async fn check_closed(&self, record: &DiskRecord) -> Answer<()> {
         let disk = &record.name;
         if let Some(owner) = &record.owner {
             let message = format!("disk {disk} is not closed: {owner} owns it");

@@ -389,14 +389,14 @@ impl RoutedBacking {
 
     /// Sends a message that the coordinator has to answer.
     fn ask(&mut self, reactor: &mut Reactor, message: ToCoordinator) {
-        self.patience.asked(reactor.now());
+        self.patience.asked(|| reactor.now());
         self.link.send(reactor, message);
     }
 
     /// Whoever waits for a coordinator has waited for long enough. What a silent one has may still be done, as with one that is gone: so its
     /// connection ends, and the next one begins when it has ended all that came over this one (P4).
     fn check_overdue(&mut self, reactor: &mut Reactor) {
-        if self.abandoned {
+        if self.abandoned || self.patience.has_nothing() {
             return;
         }
         let now = reactor.now();

@@ -36,6 +36,11 @@ impl Patience {
         Patience { limit, overdue_at, asked: 0, silent_since: None, is_silent: false }
     }
 
+    /// There is nothing to check.
+    pub fn has_nothing(&self) -> bool {
+        self.is_idle() && self.silent_since.is_none()
+    }
+
     /// Nothing waits, or the wait is over.
     pub fn is_idle(&self) -> bool {
         self.overdue_at == Nanos::NEVER
@@ -60,9 +65,9 @@ impl Patience {
     }
 
     /// A message is on its way that the coordinator has to answer.
-    pub fn asked(&mut self, now: Nanos) {
+    pub fn asked(&mut self, now: impl FnOnce() -> Nanos) {
         self.asked += 1;
-        self.silent_since.get_or_insert(now);
+        self.silent_since.get_or_insert_with(now);
     }
 
     /// The coordinator has answered one.
@@ -136,12 +141,12 @@ mod tests {
         let mut patience = Patience::new(at(0), LIMIT);
         assert_eq!(patience.check(at(59), false, true), None);
         patience.greeted();
-        patience.asked(at(59));
-        patience.asked(at(59));
+        patience.asked(|| at(59));
+        patience.asked(|| at(59));
         for seconds in (60..1000).step_by(9) {
             assert_eq!(patience.check(at(seconds), true, true), None);
             assert!(!patience.is_silent());
-            patience.asked(at(seconds));
+            patience.asked(|| at(seconds));
             patience.answered(at(seconds));
         }
         // It has nothing to answer.
@@ -154,9 +159,9 @@ mod tests {
     #[test]
     fn a_silent_one_is_reported_before_requests_fail() {
         let mut patience = Patience::new(at(0), LIMIT);
-        patience.asked(at(100));
+        patience.asked(|| at(100));
         assert_eq!(patience.deadline(), at(60));
-        patience.asked(at(105));
+        patience.asked(|| at(105));
         assert_eq!(patience.check(at(109), true, true), None);
         assert!(!patience.is_silent());
         assert_eq!(patience.check(at(110), true, true), None);
@@ -179,7 +184,7 @@ mod tests {
         assert_eq!(patience.deadline(), at(501));
         assert_eq!(patience.check(at(501), false, true), Some(Overdue::Missing));
         patience.greeted();
-        patience.asked(at(600));
+        patience.asked(|| at(600));
         assert_eq!(patience.check(at(900), true, true), None);
         assert_eq!(patience.deadline(), at(901));
         assert_eq!(patience.check(at(901), true, true), Some(Overdue::Silent));
@@ -188,7 +193,7 @@ mod tests {
     #[test]
     fn answers_for_which_there_is_no_memory_here_are_no_silence() {
         let mut patience = Patience::new(at(0), LIMIT);
-        patience.asked(at(100));
+        patience.asked(|| at(100));
         patience.takes_none(at(155));
         assert_eq!(patience.check(at(160), true, true), None);
         assert_eq!(patience.check(at(215), true, true), Some(Overdue::Silent));
@@ -200,7 +205,7 @@ mod tests {
         for seconds in (0..60).step_by(5) {
             assert_eq!(patience.check(at(seconds), false, true), None);
             patience.greeted();
-            patience.asked(at(seconds));
+            patience.asked(|| at(seconds));
             patience.disconnected(at(seconds + 1));
         }
         assert_eq!(patience.check(at(60), false, true), Some(Overdue::Missing));

@@ -167,10 +167,10 @@ impl Turning {
 
     /// Gives those a turn to which something has happened. An owner on this shard gets one, too.
     pub(super) fn turn_served(&mut self) -> bool {
-        let now = self.reactor.now();
+        let has_come = |deadline| deadline != Nanos::NEVER && deadline <= self.reactor.now();
         let due = |served: &Served| {
             let disk = served.disk.borrow();
-            served.touched || disk.waits() || disk.deadline() <= now
+            served.touched || disk.waits() || has_come(disk.deadline())
         };
         let touched: Vec<usize> =
             self.served.iter().filter(|(_, served)| due(served)).map(|(slot, _)| slot).collect();

@@ -48,30 +48,16 @@ const MOST_STEPS: u64 = 1_000_000;
 /// A shard's turn takes this long.
 const TURN: Duration = Duration::from_micros(2);
 
-/// The planted bugs that it finds. Of those in [`Bug::FILES`], three are left to the simulation of the cores: they need a coordinator that does
-/// old requests late beside a new connection. [`Bug::OvertakeFull`] is too rare for a list: no seed of the first 400 finds it.
-pub const BUGS: [Bug; 20] = [
-    Bug::AcknowledgeRecallBeforeDrain,
-    Bug::NeighbourMoved,
-    Bug::KeepLease,
-    Bug::TakeEveryGrant,
-    Bug::TwoRoutes,
-    Bug::OverlapChanges,
-    Bug::LostReissue,
-    Bug::CloneWithoutRecall,
-    Bug::GrantBesideRecall,
-    Bug::GraceSkipped,
-    Bug::ForgetRecall,
-    Bug::GrantShared,
-    Bug::ChangeBesideChange,
-    Bug::GrantBeforeCommit,
-    Bug::GrantUnwritten,
-    Bug::FreeWithoutQuarantine,
-    Bug::SwallowFlushError,
-    Bug::AnswerBeforeCommit,
-    Bug::KeepKnownLayout,
-    Bug::KeepWaiting,
-];
+/// The planted bugs that it does not find. Three are left to the simulation of the cores: they need a coordinator that does old requests late
+/// beside a new connection. The last one is too rare: no seed of the first 400 finds it.
+const NOT_FOUND: [Bug; 4] =
+    [Bug::WelcomeBesideFormer, Bug::ForgetDoubt, Bug::ForgetGivenUp, Bug::OvertakeFull];
+
+/// The planted bugs that it finds: of one file, and of the shells.
+#[must_use]
+pub fn bugs() -> Vec<Bug> {
+    Bug::FILES.into_iter().chain(Bug::SHELLS).filter(|bug| !NOT_FOUND.contains(bug)).collect()
+}
 
 /// The number of each thing that was done.
 #[derive(Clone, Copy, Debug, Default)]

@@ -83,8 +83,8 @@ impl ServedDisk {
     }
 
     pub(super) fn begin(&mut self, reactor: &mut Reactor, working: Working) {
-        let now = reactor.now();
-        match self.held.as_mut().map_or(Some(working), |held| held.hold(working, now)) {
+        let Some(held) = &mut self.held else { return self.execute(reactor, working) };
+        match held.hold(working, reactor.now()) {
             Some(working) => self.execute(reactor, working),
             None => self.begin_held(reactor),
         }
@@ -92,6 +92,9 @@ impl ServedDisk {
 
     /// Begins what was held until now.
     pub(super) fn begin_held(&mut self, reactor: &mut Reactor) {
+        if self.held() == 0 {
+            return;
+        }
         let now = reactor.now();
         while let Some(working) = self.held.as_mut().and_then(|held| held.next(now)) {
             self.execute(reactor, working);
