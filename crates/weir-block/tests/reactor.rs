@@ -329,6 +329,35 @@ fn deadlines_poll_or_wait() {
     }
 }
 
+/// A shard's deadlines change with every turn: a later one after an earlier one and the other way round, with and without events before.
+#[test]
+fn a_wait_ends_at_its_deadline_whatever_was_waited_for_before() {
+    const LATE: Duration = Duration::from_millis(500);
+    for engine in ENGINES {
+        let mut reactor = small_reactor(engine);
+        let mut random = fastrand::Rng::with_seed(7);
+        let mut events = Vec::new();
+        let mut for_nothing = 0;
+        for _ in 0..200 {
+            // A wait that something else ends leaves its deadline behind, mostly a later one.
+            let elsewhere = Nanos::now() + Duration::from_micros(random.u64(0..3_000_000));
+            reactor.waker().wake();
+            reactor.wait(elsewhere, &mut events).unwrap();
+            let wanted = Duration::from_micros(random.u64(0..4_000));
+            let deadline = Nanos::now() + wanted;
+            while Nanos::now() < deadline {
+                reactor.wait(deadline, &mut events).unwrap();
+                for_nothing += usize::from(Nanos::now() < deadline);
+            }
+            let over = Nanos::now() - deadline;
+            assert!(over < LATE, "{engine:?}: a wait of {wanted:?} ended {over:?} late");
+        }
+        assert!(events.is_empty());
+        // One turn for nothing for each deadline that was left behind, and one for the wake-up.
+        assert!(for_nothing <= 600, "{engine:?}: {for_nothing} turns for nothing");
+    }
+}
+
 /// Fails the whole test run instead of hanging it when a wake-up is lost.
 struct Watchdog(Arc<AtomicBool>);
 

@@ -426,9 +426,11 @@ impl Reactor {
     /// The ring or the epoll instance failed; the shard cannot continue.
     pub fn wait(&mut self, deadline: Nanos, events: &mut Vec<Event>) -> io::Result<()> {
         if let Driver::Sim(_) = self.driver {
-            return self.sleep(deadline, events);
+            // Reading the simulated clock may take long.
+            return self.sleep(Nanos(0), deadline, events);
         }
         let began = self.now();
+        let mut now = began;
         if self.busy
             && deadline > began
             && began >= self.polls_from
@@ -436,30 +438,31 @@ impl Reactor {
         {
             let waker = &self.waker;
             let yielded = uring.poll(deadline.min(began + self.poll), || waker.is_notified())?;
+            now = self.clock.now();
             if yielded > LONG_YIELD {
-                self.polls_from = Nanos::now() + POLL_BACK_OFF;
+                self.polls_from = now + POLL_BACK_OFF;
             }
         }
         let before = events.len();
-        let waited = self.sleep(deadline, events);
+        let waited = self.sleep(now, deadline, events);
         // Blocking and waking cost more than so short a wait; after a longer one, blocking is cheaper.
         self.busy = events.len() > before && self.now() - began <= self.poll;
         waited
     }
 
-    fn sleep(&mut self, deadline: Nanos, events: &mut Vec<Event>) -> io::Result<()> {
+    fn sleep(&mut self, now: Nanos, deadline: Nanos, events: &mut Vec<Event>) -> io::Result<()> {
         // The engines wait for a duration, which excludes suspend: after a resume the shard reads its clock late.
         let timeout = match deadline {
             Nanos::NEVER => None,
             // The simulated engine waits for a point in time, and reading its clock may take long.
             _ if matches!(self.driver, Driver::Sim(_)) => None,
-            deadline => Some(deadline - self.now()),
+            deadline => Some(deadline - now),
         };
         let sleeps = self.waker.prepare_to_sleep();
         let timeout = if sleeps { timeout } else { Some(Duration::ZERO) };
         let mut finished = std::mem::take(&mut self.finished);
         let waited = match &mut self.driver {
-            Driver::Uring(uring) => uring.wait(timeout, &mut finished),
+            Driver::Uring(uring) => uring.wait(now, timeout, &mut finished),
             Driver::Epoll(epoll) => epoll.wait(timeout, &mut finished),
             Driver::Sim(sim) => sim.wait(deadline, !sleeps, &mut finished),
         };

@@ -3,13 +3,16 @@
 use std::io;
 use std::time::Duration;
 
-use io_uring::{IoUring, opcode, squeue, types};
+use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
 
 use crate::clock::Nanos;
 use crate::operation::{FileKind, FileOperation, Interest};
 
-/// User data of our cancellations; their completions are ignored.
+/// User data of our cancellations, and of changes of the timer; their completions are ignored.
 const IGNORED: u64 = u64::MAX;
+
+/// User data of the ring's timer.
+const TIMER: u64 = u64::MAX - 1;
 
 /// Limit of the kernel's worker threads for this ring's blocking calls: syncs, and everything on FUSE and NFS. The kernel's
 /// default is a few times the number of processors; one hung backing would occupy them all and block the syncs of the shard's
@@ -26,6 +29,18 @@ pub(super) struct Uring {
     ring: IoUring,
     /// Completions collected while making room for submissions; the next wait returns them.
     early: Vec<(usize, i32)>,
+    timer: Timer,
+}
+
+/// One timer for all waits, in the ring. It is set anew only when it is not set, or too late: a shard's deadlines change with every turn, and
+/// to program the processor's timer for each wait, and to cancel that, takes longer than a read of a fast device, above all in a
+/// virtual machine, where it leaves the machine. The price is a turn for nothing when it comes too early.
+#[derive(Default)]
+struct Timer {
+    /// The time for which it is set.
+    at: Option<Nanos>,
+    /// The kernel reads it at the next submission.
+    duration: types::Timespec,
 }
 
 impl Uring {
@@ -49,7 +64,7 @@ impl Uring {
         }
         // A kernel before 5.15 lacks this limit and keeps its own.
         let _ = ring.submitter().register_iowq_max_workers(&mut [WAITING_CALLS, 0]);
-        Ok(Uring { ring, early: Vec::new() })
+        Ok(Uring { ring, early: Vec::new(), timer: Timer::default() })
     }
 
     pub fn watch(&mut self, key: usize, fd: i32, interest: Interest) {
@@ -137,14 +152,20 @@ impl Uring {
         }
     }
 
-    /// Submits everything and waits for at least one completion, at most `timeout`.
-    pub fn wait(&mut self, timeout: Option<Duration>, finished: &mut Vec<(usize, i32)>) -> io::Result<()> {
-        let timeout = if self.early.is_empty() { timeout } else { Some(Duration::ZERO) };
+    /// Submits everything and waits for at least one completion, at most `timeout` from `now`; perhaps for a shorter time.
+    pub fn wait(
+        &mut self,
+        now: Nanos,
+        timeout: Option<Duration>,
+        finished: &mut Vec<(usize, i32)>,
+    ) -> io::Result<()> {
         let waited = match timeout {
+            Some(timeout) if timeout.is_zero() || !self.early.is_empty() => self.look(),
+            None if !self.early.is_empty() => self.look(),
             None => self.ring.submit_and_wait(1),
             Some(timeout) => {
-                let spec = types::Timespec::from(timeout);
-                self.ring.submitter().submit_with_args(1, &types::SubmitArgs::new().timespec(&spec))
+                self.set_timer(now, timeout);
+                self.ring.submit_and_wait(1)
             }
         };
         if let Err(error) = waited
@@ -153,8 +174,39 @@ impl Uring {
             return Err(error);
         }
         finished.append(&mut self.early);
-        take_completions(&mut self.ring, finished);
+        self.take_completions(finished);
         Ok(())
+    }
+
+    /// Submits everything and has the kernel finish what it can, without waiting.
+    fn look(&mut self) -> io::Result<usize> {
+        let entries = self.ring.submission().len() as u32;
+        // SAFETY: without an argument, and the kernel takes only entries that were pushed.
+        unsafe { self.ring.submitter().enter::<()>(entries, 0, EnterFlags::GETEVENTS.bits(), None) }
+    }
+
+    /// Ends a wait at `now + timeout` at the latest.
+    fn set_timer(&mut self, now: Nanos, timeout: Duration) {
+        let wanted = now + timeout;
+        if self.timer.at.is_some_and(|at| at <= wanted) {
+            return;
+        }
+        self.timer.duration = types::Timespec::from(timeout);
+        // The next submission, which reads it, precedes the next change.
+        let duration: *const types::Timespec = &raw const self.timer.duration;
+        let entry = match self.timer.at {
+            None => opcode::Timeout::new(duration).build().user_data(TIMER),
+            // If it has expired meanwhile, its completion is there, and ends the wait.
+            Some(_) => opcode::TimeoutUpdate::new(TIMER, duration).build().user_data(IGNORED),
+        };
+        self.timer.at = Some(wanted);
+        self.push(entry);
+    }
+
+    fn take_completions(&mut self, finished: &mut Vec<(usize, i32)>) {
+        if take_completions(&mut self.ring, finished) {
+            self.timer.at = None;
+        }
     }
 
     fn submit_before_merges(&mut self) {
@@ -171,7 +223,11 @@ impl Uring {
             let Err(error) = self.ring.submit() else { continue };
             match error.raw_os_error() {
                 // The completion queue overflowed: the kernel accepts nothing more before we collect completions.
-                Some(libc::EBUSY | libc::EAGAIN) => take_completions(&mut self.ring, &mut self.early),
+                Some(libc::EBUSY | libc::EAGAIN) => {
+                    let mut early = std::mem::take(&mut self.early);
+                    self.take_completions(&mut early);
+                    self.early = early;
+                }
                 Some(libc::EINTR) => {}
                 _ => panic!("io_uring no longer accepts submissions: {error}"),
             }
@@ -184,12 +240,17 @@ fn is_transient(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN))
 }
 
-fn take_completions(ring: &mut IoUring, finished: &mut Vec<(usize, i32)>) {
+/// Whether the timer has expired.
+fn take_completions(ring: &mut IoUring, finished: &mut Vec<(usize, i32)>) -> bool {
+    let mut has_expired = false;
     for completion in ring.completion() {
-        if completion.user_data() != IGNORED {
-            finished.push((completion.user_data() as usize, completion.result()));
+        match completion.user_data() {
+            IGNORED => {}
+            TIMER => has_expired = true,
+            key => finished.push((key as usize, completion.result())),
         }
     }
+    has_expired
 }
 
 fn write_flags(durable: bool) -> i32 {

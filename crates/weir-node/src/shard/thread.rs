@@ -279,7 +279,7 @@ impl Turning {
         if let Some((kind, text)) = disk.new_overdue() {
             self.unsent.push(Notice::Event { disk: disk.name.clone(), kind, text });
         }
-        if disk.wants_coordinator(self.reactor.now()) {
+        if disk.wants_coordinator(now) {
             self.unsent.push(Notice::WantCoordinator { disk: disk.name.clone() });
         }
         let moved = disk.has_moved();

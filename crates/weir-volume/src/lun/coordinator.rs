@@ -388,8 +388,10 @@ impl Coordinator {
 
     /// Starts what can be started, in order.
     fn start(&mut self, effects: &mut Vec<Effect>) {
+        // Neither allocates unless something has to wait.
         let mut passed: Vec<Job> = Vec::new();
-        for what in std::mem::take(&mut self.waiting) {
+        for _ in 0..self.waiting.len() {
+            let Some(what) = self.waiting.pop_front() else { break };
             self.ask(what, &passed, effects);
             let beside = self.planted.has(Bug::ChangeBesideChange);
             let excludes =

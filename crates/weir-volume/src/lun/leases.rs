@@ -62,10 +62,12 @@ impl Leases {
     /// The pieces of a range, without gaps, in order.
     pub fn of(&self, (start, end): (u64, u64)) -> impl Iterator<Item = Piece> {
         let end = end.max(start);
-        let first = self.pieces.range(..start).next_back();
-        let rest = self.pieces.range(start..end);
-        let mut known =
-            first.into_iter().chain(rest).filter_map(move |(_, piece)| piece.within((start, end)));
+        let first = self.pieces.range(..=start).next_back().and_then(|(_, piece)| piece.within((start, end)));
+        // One piece mostly has the whole range: then one descent of the tree is enough.
+        let behind = first.map_or(start, |piece| piece.end);
+        let rest = (behind < end).then(|| self.pieces.range(behind..end)).into_iter().flatten();
+        let rest = rest.filter_map(move |(_, piece)| piece.within((start, end)));
+        let mut known = first.into_iter().chain(rest);
         let (mut at, mut next) = (start, known.next());
         std::iter::from_fn(move || {
             let piece = match next {

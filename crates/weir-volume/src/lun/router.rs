@@ -481,9 +481,11 @@ impl Router {
             let waiting = self.waiting.drain(..);
             return effects.extend(waiting.map(|Request { id, .. }| Effect::Failed { id, error }));
         }
+        // Neither allocates unless something has to wait.
         let mut passed: Vec<Range> = Vec::new();
         let mut redirected_waits = false;
-        for request in std::mem::take(&mut self.waiting) {
+        for _ in 0..self.waiting.len() {
+            let Some(request) = self.waiting.pop_front() else { break };
             let route = self.route(request);
             let locks = self.locks(request, route);
             let overtakes = passed.iter().any(|range| overlap(*range, locks));
@@ -516,12 +518,14 @@ impl Router {
             (Kind::Punch | Kind::Flush, _) => false,
         };
         let is_hole = |piece: Piece| request.kind == Kind::Read && piece.lease == Lease::Hole;
-        match self.leases.of(request.range).all(on_lun) {
-            true if self.leases.of(request.range).all(is_hole) => Route::Direct,
-            // The wish needs a coordinator; a guest does not have to wait for one.
-            true if self.path && !(self.through_filesystem && self.coordinator) => Route::Direct,
-            true => Route::Block,
-            false => Route::File,
+        let mut pieces = self.leases.of(request.range);
+        let holes = pieces.try_fold(true, |holes, piece| on_lun(piece).then(|| holes && is_hole(piece)));
+        // The wish needs a coordinator; a guest does not have to wait for one.
+        let goes_directly = self.path && !(self.through_filesystem && self.coordinator);
+        match holes {
+            None => Route::File,
+            Some(only_holes) if only_holes || goes_directly => Route::Direct,
+            Some(_) => Route::Block,
         }
     }
 

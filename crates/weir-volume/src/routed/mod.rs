@@ -106,6 +106,8 @@ pub struct RoutedBacking {
     /// When more is taken of what has come, for which there was no memory.
     more_at: Nanos,
     ready: Vec<Completion>,
+    /// Empty between steps; kept for its memory.
+    effects: Vec<Effect>,
     space: SpaceWait<Pending>,
     /// Changes of what a write that waits for space changes, too, by age.
     behind: VecDeque<(Kind, Pending)>,
@@ -171,6 +173,7 @@ impl RoutedBacking {
             retry_at: Nanos::NEVER,
             more_at: Nanos::NEVER,
             ready: Vec::new(),
+            effects: Vec::new(),
             space: SpaceWait::new(options.full_volume_wait),
             behind: VecDeque::new(),
             dropped: Vec::new(),
@@ -268,15 +271,16 @@ impl RoutedBacking {
     }
 
     fn step(&mut self, reactor: &mut Reactor, event: router::Event) {
-        let mut effects = Vec::new();
+        let mut effects = std::mem::take(&mut self.effects);
         self.core.step(event, &mut effects);
         // From whatever moment on nobody coordinates, there is a limit, which is over once.
         if !self.core.has_coordinator() && !self.core.is_overdue() && self.patience.is_idle() {
             self.patience.start(reactor.now());
         }
-        for effect in effects {
+        for effect in effects.drain(..) {
             self.carry_out(reactor, effect);
         }
+        self.effects = effects;
     }
 
     fn carry_out(&mut self, reactor: &mut Reactor, effect: Effect) {
@@ -417,8 +421,11 @@ impl RoutedBacking {
 
     /// Looks whether the LUN can be reached again.
     fn probe(&mut self, reactor: &mut Reactor) {
+        if self.core.has_path() || self.fenced {
+            return;
+        }
         let now = reactor.now();
-        if self.core.has_path() || self.fenced || now < self.probe_at {
+        if now < self.probe_at {
             return;
         }
         self.probe_at = now + PROBE_EVERY;
@@ -601,7 +608,9 @@ impl Layer for RoutedBacking {
         if let Err(error) = self.link.flush(reactor) {
             self.disconnect(reactor, Some(&error));
         }
-        self.more_at = reactor.now() + RETRY_AFTER;
+        if self.link.has_more() {
+            self.more_at = reactor.now() + RETRY_AFTER;
+        }
         done.append(&mut self.ready);
     }
 

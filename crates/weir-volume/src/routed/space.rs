@@ -20,6 +20,9 @@ impl RoutedBacking {
 
     /// Tries again what waits for space; without the right, what it becomes is held back.
     pub(super) fn retry_full(&mut self, reactor: &mut Reactor) {
+        if self.space.is_idle() {
+            return;
+        }
         let now = reactor.now();
         while let Some((wait, pending)) = self.space.retry(now, self.has_depth()) {
             self.accept(reactor, Kind::Write, Pending { wait, ..pending });

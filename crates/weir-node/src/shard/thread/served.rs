@@ -20,7 +20,7 @@ const WAITS_AGAIN: Duration = Duration::from_millis(1);
 
 /// One of them.
 pub(super) struct Served {
-    name: String,
+    name: Rc<str>,
     disk: Rc<RefCell<ServedDisk>>,
     /// Something has happened to it since its last turn.
     touched: bool,
@@ -31,7 +31,7 @@ pub(super) struct Served {
 }
 
 impl Served {
-    fn new(name: String, disk: Rc<RefCell<ServedDisk>>) -> Served {
+    fn new(name: Rc<str>, disk: Rc<RefCell<ServedDisk>>) -> Served {
         Served { name, disk, touched: true, stopping: None, changing: BTreeMap::new() }
     }
 
@@ -52,7 +52,7 @@ impl Turning {
         epoch: u64,
         owner: Option<u64>,
     ) -> Result<(), String> {
-        if let Some((_, served)) = self.served.iter().find(|(_, served)| served.name == name) {
+        if let Some((_, served)) = self.served.iter().find(|(_, served)| *served.name == *name) {
             return match served.stopping {
                 None => Ok(()),
                 Some(_) => Err("its volume is being given back".into()),
@@ -62,14 +62,14 @@ impl Turning {
         let disk = ServedDisk::new(&mut self.reactor, opened, epoch, owner, dispatch);
         let disk = Rc::new(RefCell::new(disk.map_err(|error| error.to_string())?));
         let id = disk.borrow().id();
-        let slot = self.served.insert(Served::new(name, disk));
+        let slot = self.served.insert(Served::new(name.into(), disk));
         self.dispatch.set(id, Target::Served(slot));
         Ok(())
     }
 
     /// What is under way ends, and then it is gone.
     pub(super) fn stop_serving(&mut self, name: &str, done: oneshot::Sender<()>) {
-        let Some((_, served)) = self.served.iter_mut().find(|(_, served)| served.name == name) else {
+        let Some((_, served)) = self.served.iter_mut().find(|(_, served)| *served.name == *name) else {
             return answer(done, ());
         };
         served.disk.borrow_mut().stop(&mut self.reactor);
@@ -86,7 +86,7 @@ impl Turning {
         ServedChange(change): ServedChange,
         done: oneshot::Sender<Result<(), IoError>>,
     ) {
-        let Some((_, served)) = self.served.iter_mut().find(|(_, served)| served.name == name) else {
+        let Some((_, served)) = self.served.iter_mut().find(|(_, served)| *served.name == *name) else {
             let error = IoError::new(ErrorKind::Retry, Code::ShuttingDown, "the disk is not served here");
             return answer(done, Err(error));
         };
@@ -98,14 +98,14 @@ impl Turning {
     }
 
     pub(super) fn lengthened(&mut self, name: &str, size: u64) {
-        if let Some((_, served)) = self.served.iter_mut().find(|(_, served)| served.name == name) {
+        if let Some((_, served)) = self.served.iter_mut().find(|(_, served)| *served.name == *name) {
             served.touched = true;
             served.disk.borrow_mut().lengthened(size);
         }
     }
 
     pub(super) fn forget_change(&mut self, name: &str, number: u64) {
-        if let Some((_, served)) = self.served.iter_mut().find(|(_, served)| served.name == name) {
+        if let Some((_, served)) = self.served.iter_mut().find(|(_, served)| *served.name == *name) {
             served.touched = true;
             served.changing.remove(&number);
             served.disk.borrow_mut().forget_change(&mut self.reactor, number);
@@ -113,7 +113,7 @@ impl Turning {
     }
 
     pub(super) fn owner_connected(&mut self, name: &str, stream: Stream, epoch: u64) {
-        let Some((_, served)) = self.served.iter_mut().find(|(_, served)| served.name == name) else {
+        let Some((_, served)) = self.served.iter_mut().find(|(_, served)| *served.name == *name) else {
             // Dropping the connection says so; the owner asks again.
             return;
         };
@@ -124,7 +124,8 @@ impl Turning {
     }
 
     pub(super) fn connect_here(&mut self, name: &str) {
-        let served = self.served.iter().find(|(_, served)| served.name == name && served.stopping.is_none());
+        let served =
+            self.served.iter().find(|(_, served)| *served.name == *name && served.stopping.is_none());
         if let Some(disk) = served.map(|(_, served)| Rc::clone(&served.disk)) {
             self.connect(name, CoordinatorWay::Here(disk));
         }
@@ -137,7 +138,7 @@ impl Turning {
     }
 
     pub(super) fn served_meter(&self, name: &str) -> Option<LayerMeter> {
-        let served = self.served.iter().find(|(_, served)| served.name == name);
+        let served = self.served.iter().find(|(_, served)| *served.name == *name);
         served.map(|(_, served)| served.disk.borrow().meter())
     }
 
@@ -179,9 +180,9 @@ impl Turning {
             served.touched = false;
             served.disk.borrow_mut().advance(&mut self.reactor);
             served.answer_changes();
-            let name = served.name.clone();
+            let name = Rc::clone(&served.name);
             if served.disk.borrow_mut().is_newly_refused() {
-                self.unsent.push(Notice::Fenced { disk: name.clone() });
+                self.unsent.push(Notice::Fenced { disk: name.to_string() });
             }
             self.touch(&name);
             if self.served[slot].disk.borrow().is_over() {

@@ -99,6 +99,8 @@ enum Done {
 /// One disk of a volume that this node coordinates.
 pub struct ServedDisk {
     core: Coordinator,
+    /// Empty between steps; kept for its memory.
+    effects: Vec<Effect>,
     /// The coordinator's.
     epoch: u64,
     /// The least epoch of an owner (P2).
@@ -163,6 +165,7 @@ impl ServedDisk {
         let id = reactor.new_owner();
         Ok(ServedDisk {
             core: Coordinator::new(owner.is_some(), PIECE, Planted::default()),
+            effects: Vec::new(),
             epoch,
             owner_epoch: owner.unwrap_or(0),
             id,
@@ -555,11 +558,12 @@ impl ServedDisk {
     }
 
     fn step(&mut self, reactor: &mut Reactor, event: coordinator::Event) {
-        let mut effects = Vec::new();
+        let mut effects = std::mem::take(&mut self.effects);
         self.core.step(event, &mut effects);
-        for effect in effects {
+        for effect in effects.drain(..) {
             self.carry_out(reactor, effect);
         }
+        self.effects = effects;
     }
 
     fn carry_out(&mut self, reactor: &mut Reactor, effect: Effect) {
