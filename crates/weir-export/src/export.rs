@@ -64,7 +64,8 @@ pub trait Export {
     /// [`clients`](Export::clients).
     fn close(&mut self);
 
-    /// Disconnects the clients of other nodes than `node` now, also with replies outstanding. Clients of this node stay.
+    /// Disconnects the clients that follow the disk on other nodes than `node` now, also with replies outstanding. Clients of this
+    /// node stay, and those that only read.
     fn keep_via(&mut self, node: Option<&str>, reactor: &mut Reactor, workspace: &mut Workspace);
 
     /// Disconnects all clients now, also with replies outstanding. The layer's answers are still to be taken; done when there

@@ -20,11 +20,12 @@ pub enum Client {
 }
 
 impl Client {
-    /// The node whose client it is, if that is another one.
+    /// The other node that it comes by as one that follows the disk.
     #[must_use]
-    pub fn via(&self) -> Option<&str> {
+    pub fn follows_on(&self) -> Option<&str> {
         match self {
-            Client::Nbd(client) => client.via.as_deref(),
+            Client::Nbd(nbd::AcceptedClient { via: Some(nbd::Via::Follower(node)), .. }) => Some(node),
+            Client::Nbd(_) => None,
         }
     }
 }

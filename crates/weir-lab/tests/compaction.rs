@@ -2,17 +2,20 @@
 #![allow(clippy::unwrap_used)]
 
 mod common;
+mod support;
 
 use std::hash::{DefaultHasher, Hasher};
 use std::time::Duration;
 
 use common::lun::LunBench;
+use common::throttle::Throttle;
 use common::{SOON, alone};
+use support::await_some;
 use weir_block::Nanos;
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
 use weir_node::api::{
-    ApiError, ApiErrorKind, CloneDisk, CompactionView, CreateDisk, Export, Medium, MoveVolume,
+    ApiError, ApiErrorKind, CloneDisk, CompactionView, CreateDisk, Export, LookAtLayout, Medium, MoveVolume,
 };
 use weir_node::client::Client;
 
@@ -23,6 +26,8 @@ const LUN: u64 = 1216 << 20;
 /// Bytes that one write after a snapshot gives an extent of their own.
 const PIECE: u64 = 64 << 10;
 const CHUNK: usize = 1 << 20;
+/// Bytes in a second that a copy takes that is to be interrupted.
+const SLOW: u64 = 32 << 20;
 
 fn connect(client: &Client, disk: &str) -> NbdClient {
     // Whoever had it a moment ago may still give it back.
@@ -99,25 +104,87 @@ fn shatter(client: &Client) {
     }
 }
 
+/// Writes of the coordinator's process are slow from here on, so that a copy is under way when something happens to it. `None` where the
+/// kernel has no way for that, and a copy may be done before.
+fn slow_down(pool: &LunBench, node: &str) -> Option<Throttle> {
+    let process = pool.bench.lab.process(node).unwrap().unwrap();
+    Throttle::new(pool.luns.path(node[1..].parse().unwrap()), SLOW, [process.pid])
+}
+
+fn interruptions(client: &Client) -> Vec<String> {
+    let events = client.events().unwrap().into_iter();
+    events.filter(|event| event.kind == "compaction-interrupted").map(|event| event.text).collect()
+}
+
+/// The coordination moves, or its node is killed: the disk is what it was, one event says so, and nothing is left of the copy.
+fn interrupted_copies_are_dropped(pool: &mut LunBench, before: u64) {
+    for (number, killed) in [(1, false), (2, true)] {
+        let coordinator = pool.coordinator();
+        let nodes = ["n1", "n2", "n3"];
+        let next = nodes.into_iter().find(|node| *node != coordinator).unwrap();
+        let client = pool.bench.lab.client(next).unwrap().patience(Duration::from_secs(60));
+        let slow = slow_down(pool, &coordinator);
+        compact(&client, false).unwrap();
+        if slow.is_some() {
+            let view = client.disk(DISK).unwrap();
+            assert!(view.state == "compacting" && view.reason.ends_with("% copied"), "{view:?}");
+            let health = client.status().unwrap().health;
+            assert!(health.reasons.iter().all(|reason| !reason.contains(DISK)), "{health:?}");
+            let refused = client.export(DISK, &Export::default()).unwrap_err();
+            let says = ["is being compacted", "owned"].iter().any(|words| refused.message.contains(words));
+            assert!(says, "{refused:?}");
+        }
+        let is_under_way = client.compaction(DISK).is_ok_and(|view| view.state == "copying");
+        if killed {
+            pool.bench.lab.kill(&coordinator).unwrap();
+            drop(slow);
+        } else {
+            drop(slow);
+            client.move_volume("pool", &MoveVolume { to: next.into(), dry_run: false }).unwrap();
+        }
+        assert_ne!(pool.coordinator(), coordinator);
+        if is_under_way {
+            let stopped = await_compacted(pool, &client).unwrap_err();
+            assert!(
+                matches!(stopped.kind, ApiErrorKind::NotFound | ApiErrorKind::Unavailable),
+                "{stopped:?}"
+            );
+            let told = || (interruptions(&client).len() >= number).then_some(());
+            await_some(SOON, told, || format!("{:?}{}", interruptions(&client), pool.bench.logs()));
+        } else {
+            eprintln!("the copy was done before it could be interrupted: this kernel does not slow it down");
+        }
+        if killed {
+            pool.bench.lab.start(&coordinator).unwrap();
+        }
+        assert_eq!(hash(&client, DISK), before, "{}", pool.bench.logs());
+        let texts = interruptions(&client);
+        assert!(texts.len() <= number && texts.iter().all(|text| *text == texts[0]), "{texts:?}");
+        let usage = client.volume_usage("pool").unwrap();
+        assert!(usage.items.iter().all(|item| item.kind != "unfinished"), "{usage:?}");
+    }
+}
+
 #[test]
 fn a_disk_in_many_extents_says_what_it_costs_and_is_copied_to_few() {
     let _turn = alone();
-    let pool = LunBench::up_of(LUN, 3, "xfs", "write-through", |_| {});
+    let mut pool = LunBench::up_of(LUN, 3, "xfs", "write-through", |_| {});
     let coordinator = pool.coordinator();
     let other = ["n1", "n2", "n3"].into_iter().find(|node| *node != coordinator).unwrap();
     let client = pool.bench.lab.client(other).unwrap().patience(Duration::from_secs(60));
     shatter(&client);
     let before = hash(&client, DISK);
-    let layout = client.layout(DISK, None).unwrap();
+    let layout = client.layout(DISK, &LookAtLayout::default()).unwrap();
     let (extents, takes) = (layout.extents.unwrap(), layout.share_seconds.unwrap());
     assert!(extents > 5_000 && layout.is_many, "{layout:?}");
     assert!(
         layout.advice.contains("`weir disk compact big`") && layout.advice.contains("extents"),
         "{layout:?}"
     );
-    let of_snapshot = client.layout(DISK, Some("s")).unwrap();
-    assert!(of_snapshot.is_many && of_snapshot.advice.contains("made after"), "{of_snapshot:?}");
-    assert_eq!(client.layout(DISK, Some("none")).unwrap_err().kind, ApiErrorKind::NotFound);
+    let of_snapshot = |name: &str| LookAtLayout { snapshot: Some(name.to_owned()), before: None };
+    let snapshot = client.layout(DISK, &of_snapshot("s")).unwrap();
+    assert!(snapshot.is_many && snapshot.advice.contains("made after"), "{snapshot:?}");
+    assert_eq!(client.layout(DISK, &of_snapshot("none")).unwrap_err().kind, ApiErrorKind::NotFound);
     let clone = |name: &str, snapshot: Option<&str>| {
         let snapshot = snapshot.map(str::to_owned);
         let wanted = CloneDisk {
@@ -151,19 +218,7 @@ fn a_disk_in_many_extents_says_what_it_costs_and_is_copied_to_few() {
     );
     assert!(plan.shared >= SIZE / 2, "{plan:?}");
 
-    // Another coordinator: the copy ends, and the disk is what it was.
-    compact(&client, false).unwrap();
-    let moved = client.move_volume("pool", &MoveVolume { to: other.into(), dry_run: false });
-    eprintln!("moved under a copy in {:.1?} s", moved.unwrap().seconds.unwrap());
-    let stopped = await_compacted(&pool, &client).unwrap_err();
-    assert!(stopped.message.contains("nothing is known here of a compaction"), "{stopped:?}");
-    let told = client.events().unwrap();
-    let told = told.iter().find(|event| event.kind == "compaction-failed").expect("an event");
-    assert!(
-        told.text.contains("was stopped: this node stops, or does not coordinate its volume any more"),
-        "{told:?}"
-    );
-    assert_eq!(hash(&client, DISK), before);
+    interrupted_copies_are_dropped(&mut pool, before);
 
     let began = Nanos::now();
     let begun = compact(&client, false).unwrap();
@@ -181,7 +236,7 @@ fn a_disk_in_many_extents_says_what_it_costs_and_is_copied_to_few() {
     assert!(done.extents_after.is_some_and(|after| after < 50) && done.copied == SIZE, "{done:?}");
     assert!(client.disk(DISK).unwrap().owner.is_none(), "it is closed");
     assert_eq!(hash(&client, DISK), before);
-    let layout = client.layout(DISK, None).unwrap();
+    let layout = client.layout(DISK, &LookAtLayout::default()).unwrap();
     assert!(layout.advice.is_empty() && layout.extents == done.extents_after, "{layout:?}");
     eprintln!("a clone afterwards took {:?} altogether", clone("after", None));
     let told = client.events().unwrap();

@@ -3,10 +3,13 @@
 
 mod common;
 
+use std::collections::BTreeSet;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use common::lun::LunBench;
-use common::{DISK, alone, during, new_history, seed};
+use common::{DISK, SOON, alone, during, new_history, seed};
 use weir_block::Nanos;
 use weir_node::api::{ApiError, ApiErrorKind, CreateVolume, DrainNode, MoveVolume, MovedVolume};
 
@@ -28,6 +31,47 @@ fn another(than: &[&str]) -> &'static str {
     NODES.into_iter().find(|node| !than.contains(node)).unwrap()
 }
 
+/// Waits until the load needs no new blocks any more: nothing of its I/O goes through the coordinator's filesystem.
+fn await_all_blocks(pool: &LunBench, owner: &str) {
+    let client = pool.bench.lab.client(owner).unwrap();
+    let redirected = || client.disk(DISK).ok()?.detail?.route.map(|route| route.file);
+    let deadline = Nanos::now() + SOON;
+    let mut last = None;
+    loop {
+        let now = redirected();
+        if now.is_some() && now == last {
+            return;
+        }
+        assert!(Nanos::now() < deadline, "{last:?} {now:?}{}", pool.bench.logs());
+        last = now;
+        std::thread::sleep(Duration::from_secs(1));
+    }
+}
+
+/// Moves the coordination. Nobody is fenced in a planned move, and nobody says so meanwhile.
+fn move_without_a_word_of_fencing(pool: &LunBench, to: &str) -> MovedVolume {
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let watch = scope.spawn(|| {
+            let mut seen = BTreeSet::new();
+            while !is_over.load(Ordering::Relaxed) {
+                for node in NODES {
+                    let lun = pool.lun(node);
+                    seen.insert(lun.phase);
+                    seen.insert(lun.trouble);
+                }
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            seen
+        });
+        let moved = move_volume(pool, to, false);
+        is_over.store(true, Ordering::Relaxed);
+        let seen = watch.join().unwrap();
+        assert!(seen.iter().all(|text| !text.contains("fencing")), "{seen:?}");
+        moved.unwrap()
+    })
+}
+
 /// Direct I/O goes on; redirected requests wait for the new coordinator. Nobody is fenced.
 #[test]
 fn the_coordination_moves_by_command_under_load() {
@@ -42,15 +86,14 @@ fn the_coordination_moves_by_command_under_load() {
         let load = pool.bench.load(new_history(seed), seed);
         let progress = load.progress();
         let (mut load, ()) = during(load, Duration::from_secs(1), || {
-            // All blocks are there by then.
-            std::thread::sleep(Duration::from_secs(3));
+            await_all_blocks(&pool, owner);
             client.set_redirected("pool", redirected).unwrap();
             std::thread::sleep(Duration::from_millis(500));
             progress.take_longest_stall();
             // To a node without the disk, to its owner, and back.
             for to in [another(&[&first, owner]), owner, &first] {
                 let epoch = pool.lun(owner).epoch;
-                let moved = move_volume(&pool, to, false).unwrap();
+                let moved = move_without_a_word_of_fencing(&pool, to);
                 std::thread::sleep(Duration::from_millis(500));
                 let stall = progress.take_longest_stall();
                 eprintln!(
@@ -152,15 +195,18 @@ fn a_drained_coordinator_gives_its_volume_away_without_a_fence() {
     let (mut load, next) = during(pool.bench.load(new_history(seed), seed), Duration::from_secs(1), || {
         std::thread::sleep(Duration::from_secs(1));
         assert_eq!(client.node(&first).unwrap().volumes[0].volume, "pool");
-        client.drain_node(&first, &DrainNode { fewer_copies: true, dry_run: false }).unwrap();
         let since = Nanos::now();
-        let deadline = since + common::SOON;
-        while pool.lun(&first).coordinator.is_none_or(|node| node == first) {
-            assert!(Nanos::now() < deadline, "{}", pool.bench.logs());
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        let mut drain = Command::new(common::program());
+        drain.arg("--lab").arg(pool.bench.lab.dir()).args(["node", "drain", &first, "--fewer-copies"]);
+        let output = drain.output().unwrap();
         eprintln!("given away within {:?}", Nanos::now() - since);
-        pool.coordinator()
+        assert!(output.status.success(), "{output:?}{}", pool.bench.logs());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(said.contains("volume pool waits for its new coordinator"), "{said}");
+        // The command has waited for that.
+        let lun = pool.lun(&first);
+        let next = lun.coordinator.clone().filter(|_| lun.trouble.is_empty());
+        next.unwrap_or_else(|| panic!("{lun:?}{}", pool.bench.logs()))
     });
     assert_ne!(next, first);
     assert_eq!(pool.luns.fenced(), [""; 0]);

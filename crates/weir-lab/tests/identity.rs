@@ -162,6 +162,7 @@ fn a_hostile_node_with_a_certificate_of_its_own_gets_nothing_and_changes_nothing
             (&owner, CLIENT, writes_and_reads()),
             (&member, CLIENT, writes_and_reads()),
             ("m", CLIENT, writes_and_reads()),
+            ("m", Purpose::Read, writes_and_reads()),
         ] {
             let answer = hostile.say(node, &[greeting(node, name, DISK, purpose), frames].concat());
             assert!(answer.is_empty(), "{} answered {name}, {purpose:?}: {answer:02x?}", node.node);

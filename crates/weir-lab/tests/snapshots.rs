@@ -5,6 +5,7 @@
 mod common;
 mod support;
 
+use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -336,6 +337,36 @@ fn where_blocks_cannot_be_shared_that_is_said_and_nothing_is_left() {
 }
 
 /// A closed disk has no owner who could say when; an image is cloned often.
+/// What the command would refuse, its dry run refuses in the same words; and it makes nothing.
+#[test]
+fn a_dry_run_makes_the_checks_of_the_command() {
+    let _turn = alone();
+    let pool = LunBench::up(2, "xfs", "write-through", |_| {});
+    let weir = |arguments: &[&str]| {
+        let mut command = Command::new(common::program());
+        let output = command.arg("--lab").arg(pool.bench.lab.dir()).args(arguments).output().unwrap();
+        (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+    };
+    let snapshot = format!("{DISK}@s");
+    let create: &[&str] = &["snapshot", "create", &snapshot];
+    let clone: &[&str] = &["disk", "clone", DISK, "c"];
+    let of_none: &[&str] = &["disk", "clone", &format!("{DISK}@none"), "e"];
+    let bad_policy: &[&str] = &["disk", "clone", DISK, "e", "--policy", "write-sideways"];
+    let bad_name: &[&str] = &["snapshot", "create", &format!("{DISK}@-")];
+    for command in [create, clone] {
+        let dry = [command, &["--dry-run"]].concat();
+        assert_eq!(weir(&dry).0, Some(0), "{:?}", weir(&dry));
+        assert_eq!(weir(&dry).0, Some(0), "the dry run has made something: {:?}", weir(&dry));
+        assert_eq!(weir(command).0, Some(0));
+    }
+    for command in [create, clone, of_none, bad_policy, bad_name] {
+        let (code, said) = weir(command);
+        let dry = weir(&[command, &["--dry-run"]].concat());
+        assert!(code.is_some_and(|code| code != 0), "{command:?}: {said}");
+        assert_eq!(dry, (code, said), "{command:?}");
+    }
+}
+
 #[test]
 fn a_golden_image_is_closed_and_has_many_clones() {
     let _turn = alone();

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use common::lun::LunBench;
 use common::{DISK, SOON, alone};
+use support::await_some;
 use support::filesystem::SmallFilesystem;
 use weir_block::Nanos;
 use weir_lab::{Lab, LabConfig};
@@ -111,8 +112,16 @@ fn counts_what_is_shared(lab: &Lab, disk: &str, written: u64) {
     client.delete("clone", &Delete { force: true, ..Delete::default() }).unwrap();
     usage_when(lab, |now| (now.available - all.available.min(now.available)).abs_diff(owned) <= LITTLE);
     client.delete_snapshot(disk, "s", false).unwrap();
+    // Its keeper says so, for as long as that may make a difference.
+    let said = || -> Vec<u64> {
+        let usages = lab.nodes().iter().map(|node| node.client().volume_usage("pool").unwrap());
+        usages.filter_map(|usage| usage.deleted_seconds_ago).collect()
+    };
+    let young = said();
+    assert!(!young.is_empty() && young.iter().all(|seconds| *seconds < 10), "{young:?}");
     let last = usage_when(lab, |usage| usage.shared == Some(0));
     assert_eq!(item(&last, disk).shared, Some(0));
+    await_some(SOON, || said().is_empty().then_some(()), || "the deletion does not get old".to_owned());
     assert!(last.used.abs_diff(before.used) <= 2 * LITTLE, "{before:#?}{last:#?}");
 }
 

@@ -476,8 +476,8 @@ impl Client {
     ///
     /// # Errors
     /// As [`Client::status`].
-    pub fn layout(&self, disk: &str, snapshot: Option<&str>) -> Result<LayoutView, ApiError> {
-        self.post(&of_disk(disk, "/layout")?, &LookAtLayout { snapshot: snapshot.map(str::to_owned) })
+    pub fn layout(&self, disk: &str, wanted: &LookAtLayout) -> Result<LayoutView, ApiError> {
+        self.post(&of_disk(disk, "/layout")?, wanted)
     }
 
     /// Copies a disk to fewer extents, or says what would be done. Returns when the copy has begun.

@@ -274,6 +274,19 @@ pub struct FuseConfig {
     pub uid: u32,
     /// Their group, by number.
     pub gid: u32,
+    /// What becomes of files whose disks other nodes own.
+    pub elsewhere: FilesElsewhere,
+}
+
+/// `fuse.elsewhere`
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum FilesElsewhere {
+    /// They are not opened, and this node answers no other's reads.
+    #[default]
+    Refuse,
+    /// They are opened for reading, and this node answers the reads of others.
+    Read,
 }
 
 impl FuseConfig {
@@ -292,7 +305,13 @@ impl FuseConfig {
 
 impl Default for FuseConfig {
     fn default() -> FuseConfig {
-        FuseConfig { directory: None, mode: "0600".to_owned(), uid: 0, gid: 0 }
+        FuseConfig {
+            directory: None,
+            mode: "0600".to_owned(),
+            uid: 0,
+            gid: 0,
+            elsewhere: FilesElsewhere::Refuse,
+        }
     }
 }
 
@@ -844,6 +863,7 @@ mod tests {
             ("mode = \"0700\"", "fuse.mode = 0700: it must be octal digits"),
             ("mode = \"rw\"", "fuse.mode = rw: "),
             ("directory = \"files\"", "fuse.directory = files: it must be an absolute path"),
+            ("elsewhere = \"write\"", "expected `refuse` or `read`"),
         ] {
             let error = parse(&format!("name = \"n1\"\n[fuse]\n{lines}")).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");

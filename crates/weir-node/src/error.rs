@@ -54,6 +54,23 @@ pub struct Elsewhere {
 /// The code of the error of a node that has not joined the cluster yet.
 pub const NOT_JOINED: &str = "not-joined";
 
+/// The code of the error of a compaction that was interrupted: its coordinator has ended, or coordinates the volume no more.
+pub const COMPACTION_INTERRUPTED: &str = "compaction-interrupted";
+
+/// The code of the error of a compaction that has failed.
+pub const COMPACTION_FAILED: &str = "compaction-failed";
+
+/// A compaction of `disk` was interrupted, in whichever way.
+#[must_use]
+pub fn compaction_interrupted(disk: &str) -> ApiError {
+    let message = format!(
+        "the compaction of disk {disk} was interrupted, because the node that copied it has ended or coordinates its volume no more: \
+         the disk is as it was before"
+    );
+    let hint = format!("`weir disk compact {disk}` begins anew");
+    ApiError::new(ApiErrorKind::Unavailable, message).code(COMPACTION_INTERRUPTED).hint(hint)
+}
+
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> ApiError {
         let kind = match &error {

@@ -12,7 +12,7 @@
 //! | 12 | 1 | length of the disk's name; 0 where all disks are meant |
 //! | 13 | 1 | length of the name of the node that connects |
 //! | 14 | 1 | length of the name of the node that is meant |
-//! | 15 | 1 | purpose: 0 to replicate; 1 as a client, plus 2 with structured replies, plus 4 with `base:allocation`, plus 16 with extended headers, plus 32 if any byte can be addressed; 8 for grants; 64 to ask whether the disk can be opened ([`crate::control::agreement`]); 128 for redirected I/O, to the coordinator of its volume ([`weir_volume::lun::redirect`]) |
+//! | 15 | 1 | purpose: 0 to replicate; 1 as a client, plus 2 with structured replies, plus 4 with `base:allocation`, plus 16 with extended headers, plus 32 if any byte can be addressed; 8 for grants; 12 to read the disk, in NBD with extended headers ([`crate::control::readers`]); 64 to ask whether the disk can be opened ([`crate::control::agreement`]); 128 for redirected I/O, to the coordinator of its volume ([`weir_volume::lun::redirect`]) |
 //! | 16 | 8 | incarnation of the process that is meant |
 //! | 24 | … | the three names, UTF-8, in this order |
 //! | length − 4 | 4 | CRC-32C of everything before |
@@ -62,6 +62,8 @@ pub enum Purpose {
     Opens,
     /// The owner of the disk has the coordinator of its volume do I/O ([`weir_volume::lun::redirect`]).
     Redirect,
+    /// Programs on the node that connects read the disk ([`weir_export::fuse::reading_session`]).
+    Read,
     /// Requests of a client of the disk, which has agreed on this ([`weir_nbd::server::Session`]).
     Client {
         /// Reads and errors are answered with structured replies.
@@ -80,6 +82,7 @@ impl Purpose {
     const STRUCTURED: u8 = 2;
     const ALLOCATION: u8 = 4;
     const GRANTS: u8 = 8;
+    const READ: u8 = 12;
     const EXTENDED: u8 = 16;
     const ANY_BYTE: u8 = 32;
     const OPENS: u8 = 64;
@@ -90,6 +93,7 @@ impl Purpose {
             Purpose::Replicate => 0,
             Purpose::Grants => Self::GRANTS,
             Purpose::Opens => Self::OPENS,
+            Purpose::Read => Self::READ,
             Purpose::Redirect => Self::REDIRECT,
             Purpose::Client { structured_replies, extended_headers, block_sizes, base_allocation } => {
                 let bit = |set: bool, bit: u8| if set { bit } else { 0 };
@@ -108,6 +112,7 @@ impl Purpose {
             0 => Some(Purpose::Replicate),
             Self::GRANTS => Some(Purpose::Grants),
             Self::OPENS => Some(Purpose::Opens),
+            Self::READ => Some(Purpose::Read),
             Self::REDIRECT => Some(Purpose::Redirect),
             byte if byte & Self::CLIENT != 0 && byte & !all == 0 => Some(Purpose::Client {
                 structured_replies: byte & Self::STRUCTURED != 0,
@@ -293,8 +298,10 @@ mod tests {
         assert_eq!((question.encode()[15], read(&question.encode()).unwrap()), (64, question));
         let redirect = Greeting { purpose: Purpose::Redirect, ..example() };
         assert_eq!((redirect.encode()[15], read(&redirect.encode()).unwrap()), (128, redirect));
+        let reads = Greeting { purpose: Purpose::Read, ..example() };
+        assert_eq!((reads.encode()[15], read(&reads.encode()).unwrap()), (12, reads));
         assert!(
-            [2, 4, 6, 65, 9, 10, 16, 65, 129, 192, 255]
+            [2, 4, 6, 13, 14, 65, 9, 10, 16, 65, 129, 192, 255]
                 .into_iter()
                 .all(|byte| Purpose::decode(byte).is_none())
         );

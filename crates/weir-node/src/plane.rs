@@ -13,7 +13,8 @@ use weir_cluster::node_state::Rules;
 use weir_cluster::records::{DiskRecord, NodeRecord};
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::right::GrantTimes;
-use weir_export::nbd::AcceptedClient;
+use weir_export::fuse::reading_session;
+use weir_export::nbd::{AcceptedClient, Via};
 use weir_nbd::server::{BASE_ALLOCATION_ID, Session};
 use weir_task::JoinHandle;
 
@@ -27,7 +28,7 @@ use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
 use crate::control::{
     LogCapacity, Shards, Tasks, admission, agreement, capacity, change, copies, flash, grants, lun_disks,
-    node_states, provisioning, relocation, supervisor, watchdog,
+    node_states, provisioning, readers, relocation, supervisor, watchdog,
 };
 use crate::exports;
 use crate::identity::NodeIdentity;
@@ -155,6 +156,7 @@ impl Plane {
             capacity: LogCapacity::default(),
             intents: Intents::default(),
             coordinators: Coordinators::default(),
+            readers: readers::places(),
             flash,
             config,
         });
@@ -245,11 +247,10 @@ pub async fn admit(
                 }
             });
         }
-        Admission::Client { owner, session } => {
+        Admission::Client { session, via } => {
             let stream = stream.into_stream().map_err(unusable)?;
-            // The shard knows whether the node still follows when it takes the client.
-            let via = Some(owner);
-            exports::attach(node, AcceptedClient { stream, leftover: Vec::new(), session, via });
+            // The shard knows whether a node still follows when it takes the client.
+            exports::attach(node, AcceptedClient { stream, leftover: Vec::new(), session, via: Some(via) });
         }
         Admission::Opens { record } => {
             agreement::serve(node, &record, &mut stream).await.map_err(unusable)?
@@ -296,8 +297,8 @@ async fn part(stream: &mut impl Incoming) {
 enum Admission {
     /// Questions about grants, of owners on the node that connects.
     Grants { owner: String, place: Place },
-    /// Requests of a client on another node, of a disk that is about to move there.
-    Client { owner: String, session: Session },
+    /// Requests of a client on another node: of a disk that is about to move there, or to read.
+    Client { session: Session, via: Via },
     /// The owner of a disk, on another node, asks whether this one can open it.
     Opens { record: Box<DiskRecord> },
     /// The owner of a disk, on another node, has its I/O redirected to this one, which coordinates the disk's volume.
@@ -332,8 +333,15 @@ impl Admission {
                     base_allocation: base_allocation.then_some(BASE_ALLOCATION_ID),
                     flags: 0,
                 };
-                Ok(Admission::Client { owner, session })
+                Ok(Admission::Client { session, via: Via::Follower(owner) })
             }
+            Purpose::Read => match readers::admit(node, &disk, &owner) {
+                Ok(place) => {
+                    let (session, via) = (reading_session(&disk), Via::Reader(Arc::new(place)));
+                    Ok(Admission::Client { session, via })
+                }
+                Err(reason) => Err(not_allowed(reason)),
+            },
             Purpose::Redirect => {
                 let record = Box::new(owned_by(node, &disk, &owner).await?);
                 Ok(Admission::Redirect { record })

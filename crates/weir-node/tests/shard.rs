@@ -15,6 +15,7 @@ use weir_accel::flash::FlashDevice;
 use weir_accel::flash::device_bytes;
 use weir_accel::{AccelConfig, Configuration};
 use weir_block::{Engine, Nanos};
+use weir_export::nbd::{AcceptedClient, Via};
 use weir_load::workload::Access;
 use weir_load::{Summary, Workload};
 use weir_node::control::Shards;
@@ -385,13 +386,15 @@ fn plain_client() -> (std::os::unix::net::UnixStream, weir_export::Client) {
     client_via(None)
 }
 
-/// As [`plain_client`], of another node.
-fn client_via(node: Option<&str>) -> (std::os::unix::net::UnixStream, weir_export::Client) {
+/// As [`plain_client`], of another node. One that reads may do nothing else.
+fn client_via(via: Option<Via>) -> (std::os::unix::net::UnixStream, weir_export::Client) {
     let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
     theirs.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
-    let session = weir_nbd::server::Session { export: "disk".into(), ..Default::default() };
-    let (leftover, via) = (Vec::new(), node.map(str::to_owned));
-    (theirs, weir_export::nbd::AcceptedClient { stream: ours.into(), leftover, session, via }.into())
+    let reads = matches!(via, Some(Via::Reader(_)));
+    let flags = if reads { weir_nbd::protocol::transmission_flag::READ_ONLY } else { 0 };
+    let session = weir_nbd::server::Session { export: "disk".into(), flags, ..Default::default() };
+    let leftover = Vec::new();
+    (theirs, AcceptedClient { stream: ours.into(), leftover, session, via }.into())
 }
 
 /// A write across two blocks, from the middle of the first to the middle of the second; returns its error number.
@@ -464,11 +467,12 @@ async fn a_disk_that_closes_does_not_wait_for_space() {
 async fn a_former_follower_reaches_the_disk_neither_on_an_old_connection_nor_on_a_new_one() {
     let rig = Rig::new();
     rig.open("disk").await;
-    let attach = async |node: Option<&str>| {
-        let (socket, client) = client_via(node);
+    let attach_via = async |via: Option<Via>| {
+        let (socket, client) = client_via(via);
         rig.shards.send("", Command::Attach { disk: "disk".into(), client: Box::new(client) }).await;
         socket
     };
+    let attach = async |node: Option<&str>| attach_via(node.map(|node| Via::Follower(node.to_owned()))).await;
     let follower_is = async |node: Option<&str>| {
         let (disk, node) = ("disk".to_owned(), node.map(str::to_owned));
         rig.shards.send("", Command::FollowerIs { disk, node }).await;
@@ -478,6 +482,7 @@ async fn a_former_follower_reaches_the_disk_neither_on_an_old_connection_nor_on_
         tokio::task::spawn_blocking(write).await.unwrap()
     };
     let own = attach(None).await;
+    let mut reader = attach_via(Some(Via::Reader(Arc::new(())))).await;
     assert!(writes(attach(Some("b")).await).await.is_none(), "nobody follows");
     follower_is(Some("b")).await;
     let former = writes(attach(Some("b")).await).await.expect("the follower");
@@ -491,6 +496,9 @@ async fn a_former_follower_reaches_the_disk_neither_on_an_old_connection_nor_on_
     follower_is(None).await;
     assert!(writes(next).await.is_none());
     assert!(writes(own).await.is_some(), "this node's clients have nothing to do with it");
+    let refused = tokio::task::spawn_blocking(move || write_across_blocks(&mut reader, 1)).await.unwrap();
+    let refused = refused.expect("a node that only reads has nothing to do with it");
+    assert_eq!(refused, weir_nbd::protocol::error::EPERM);
     rig.stop().await;
 }
 

@@ -24,6 +24,9 @@ const SUFFIX: &str = ".snap";
 /// Suffix of one that is being made.
 const UNFINISHED: &str = ".new";
 
+/// Before the number of one to which a disk's content is copied.
+const COPY: &str = "copy-";
+
 /// Longest name of a snapshot, in bytes: with the disk's name and the rest it is less than the 255 of filesystems.
 const LONGEST_NAME: usize = 64;
 
@@ -225,6 +228,18 @@ impl Unfinished {
     }
 }
 
+/// The disks whose content somebody has begun to copy to another file, and has ended or still does.
+///
+/// # Errors
+/// The system's.
+pub fn interrupted_copies(files: &dyn Files) -> Result<Vec<String>, VolumeError> {
+    let disk = |entry: &Entry| {
+        let (disk, rest) = entry.name.strip_suffix(UNFINISHED)?.split_once('@')?;
+        rest.starts_with(COPY).then(|| disk.to_owned())
+    };
+    Ok(files.list()?.iter().filter_map(disk).collect())
+}
+
 /// Removes, durably, what was never finished of a disk: snapshots, rollbacks, and the disk itself as a clone. Whoever makes them does not
 /// finish them any more.
 ///
@@ -314,15 +329,16 @@ pub struct Begun {
 }
 
 impl Replacement {
-    /// Begins an empty file. Removes what was left unfinished of the disk. `number`: no other unfinished file has it.
+    /// Begins an empty file. Removes what was left unfinished of the disk. `number`: no other unfinished file has it. `is_copy`: the disk's
+    /// own content is copied to it ([`interrupted_copies`]).
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], or the system's.
-    pub fn begin(files: &dyn Files, disk: &str, number: u64) -> Result<Begun, VolumeError> {
+    pub fn begin(files: &dyn Files, disk: &str, number: u64, is_copy: bool) -> Result<Begun, VolumeError> {
         let own = DirVolume::file_of(disk)?;
         remove_unfinished(files, disk)?;
         let (file, length) = (files.open(&own)?, length_of(files, &own)?);
-        let name = format!("{disk}@{number:016x}{UNFINISHED}");
+        let name = format!("{disk}@{}{number:016x}{UNFINISHED}", if is_copy { COPY } else { "" });
         let new = files.create(&name)?;
         Ok(Begun { replacement: Replacement { name, own, length }, own: file, new, size: length })
     }
@@ -339,7 +355,7 @@ impl Replacement {
         number: u64,
     ) -> Result<Replacement, VolumeError> {
         let source = files.open(&file_of(disk, snapshot)?)?;
-        let Begun { replacement, new: file, size, .. } = Replacement::begin(files, disk, number)?;
+        let Begun { replacement, new: file, size, .. } = Replacement::begin(files, disk, number, false)?;
         let filled = share(&source, &file).and_then(|()| match file.metadata()?.len().cmp(&size) {
             Ordering::Less => file.set_len(size).and_then(|()| file.sync_all()),
             Ordering::Equal => Ok(()),

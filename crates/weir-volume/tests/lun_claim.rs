@@ -90,6 +90,8 @@ struct Shown {
     phase: Option<Phase>,
     mounted: Option<Arc<Mounted>>,
     notices: Vec<String>,
+    /// All that it had, in order.
+    phases: Vec<Phase>,
 }
 
 struct Node {
@@ -198,7 +200,11 @@ fn drive(
             let Some(event) = events.pop_front() else { break };
             outputs = shell.step(event);
         }
-        shown.lock().unwrap().phase = Some(shell.phase());
+        let (mut shown, phase) = (shown.lock().unwrap(), shell.phase());
+        shown.phase = Some(phase);
+        if shown.phases.last() != Some(&phase) {
+            shown.phases.push(phase);
+        }
     }
 }
 
@@ -354,6 +360,11 @@ fn a_coordinator_that_is_replaced_is_fenced_and_comes_back() {
         let held = first.await_some("mount", |shown| shown.mounted.clone());
         second.wanted(true);
         second.await_some("fence", |_| (lun.fences() == 1).then_some(()));
+        if command.contains("xfs") {
+            // As in a lab, where a coordinator is stopped: the reason, and what to do.
+            let says = |text: &String| text.contains("still mounted in this kernel, through /dev/loop");
+            second.await_some("reason", |shown| shown.notices.iter().any(says).then_some(()));
+        }
         drop(held);
         second.await_phase(Phase::Serving);
         assert_eq!(lun.fences(), 1, "{command}");
@@ -376,9 +387,12 @@ fn a_coordinator_that_is_replaced_is_fenced_and_comes_back() {
         // A move by command: the second one unmounts first, and nobody is fenced.
         second.wanted(false);
         second.await_phase(Phase::Absent);
+        first.shown.lock().unwrap().phases.clear();
         first.wanted(true);
         first.await_phase(Phase::Serving);
         assert_eq!(lun.fences(), 1, "{command}");
+        let phases = first.shown.lock().unwrap().phases.clone();
+        assert!(phases.contains(&Phase::Listening) && !phases.contains(&Phase::Fencing), "{command}: {phases:?}");
         assert_eq!(first.with_filesystem(|mounted| length(mounted, "another")), 4096);
         // One that learns of a claim unmounts. If it is on the list no more when the other one looks, it is not fenced.
         second.wanted(true);

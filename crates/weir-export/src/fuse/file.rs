@@ -11,8 +11,8 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::wire::{
     Attributes, AttributesOut, FallocateIn, InHeader, InitIn, InitOut, LARGEST, LseekIn, MAJOR, MINOR,
-    NOTIFY_RESEND, OLDEST_MINOR, OpenOut, OutHeader, SETATTR_ACCESS, SETATTR_SIZE, SetattrIn, StatfsOut,
-    TransferIn, capability, opcode, open_flag,
+    NOTIFY_RESEND, OLDEST_MINOR, OpenIn, OpenOut, OutHeader, SETATTR_ACCESS, SETATTR_SIZE, SetattrIn,
+    StatfsOut, TransferIn, capability, opcode, open_flag,
 };
 
 /// Asynchronous requests that the kernel has under way at most; as many as one client of a disk may.
@@ -95,6 +95,8 @@ pub enum Asked {
     Open {
         /// The kernel's number of the request.
         unique: u64,
+        /// Not for reading alone.
+        writes: bool,
     },
     /// The last opener has closed the file.
     Closed,
@@ -185,7 +187,10 @@ impl File {
                 self.check_change(&read(body)?)?;
                 done(self.describe(device, unique))
             }
-            opcode::OPEN => Ok(Asked::Open { unique }),
+            opcode::OPEN => {
+                let flags = read::<OpenIn>(body)?.flags & libc::O_ACCMODE as u32;
+                Ok(Asked::Open { unique, writes: flags != libc::O_RDONLY as u32 })
+            }
             opcode::RELEASE => {
                 self.openers = self.openers.saturating_sub(1);
                 let _ = answer(device, unique, None, &[]);
@@ -370,7 +375,7 @@ impl File {
     }
 
     /// Requests that the disk has not answered wait for it, or fail with [`File::give_up`].
-    pub(super) fn leave_unanswered(&mut self, requests: impl Iterator<Item = u64>) {
+    pub(super) fn leave_unanswered(&mut self, requests: impl IntoIterator<Item = u64>) {
         self.unanswered.extend(requests);
     }
 
@@ -500,6 +505,24 @@ mod tests {
         );
         assert_eq!(ask(opcode::WRITE, transfer(SIZE, 4, 0), b"data"), None);
         assert_eq!(ask(opcode::WRITE, transfer(0, 5, 0), b"data"), None, "it says more than it has");
+    }
+
+    #[test]
+    fn an_opening_says_whether_it_is_for_reading_alone() {
+        let mut file = file();
+        let mut ask = |flags: i32| {
+            let opening = OpenIn { flags: flags as u32, open_flags: 0 };
+            take(&mut file, &request(opcode::OPEN, opening.as_bytes()))
+        };
+        for (flags, writes) in [
+            (libc::O_RDONLY | libc::O_DIRECT, false),
+            (libc::O_WRONLY, true),
+            (libc::O_RDWR | libc::O_SYNC, true),
+            // Linux's way to open a device for control alone.
+            (libc::O_ACCMODE, true),
+        ] {
+            assert_eq!(ask(flags), Asked::Open { unique: 7, writes }, "{flags:o}");
+        }
     }
 
     #[test]

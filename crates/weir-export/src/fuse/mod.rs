@@ -10,12 +10,14 @@
 mod bridge;
 mod file;
 mod mount;
+mod translation;
 mod wire;
 
-pub use bridge::{Bridge, session};
+pub use bridge::Bridge;
 pub use file::{Access, Asked, File, Io, IoKind};
 pub use mount::{Mount, remove_leftovers};
-pub use wire::LONGEST_REQUEST;
+pub use translation::{HEAD, Translation, reading_session, session};
+pub use wire::{LARGEST, LONGEST_REQUEST};
 
 /// How requests come from the kernel. FUSE over io_uring would need a ring for each processor, and gains nothing at a queue depth of 32.
 pub const TRANSPORT: &str = "/dev/fuse";

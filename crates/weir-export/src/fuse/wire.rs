@@ -160,6 +160,14 @@ pub struct SetattrIn {
 
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
+pub struct OpenIn {
+    /// As given to `open(2)`.
+    pub flags: u32,
+    pub open_flags: u32,
+}
+
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
 pub struct OpenOut {
     pub handle: u64,
     pub flags: u32,
@@ -233,6 +241,7 @@ mod tests {
             (size_of::<InitOut>(), 64),
             (size_of::<Attributes>(), 88),
             (size_of::<AttributesOut>(), 104),
+            (size_of::<OpenIn>(), 8),
             (size_of::<OpenOut>(), 16),
             (size_of::<TransferIn>(), 40),
             (size_of::<WriteOut>(), 8),

@@ -17,8 +17,17 @@ pub struct AcceptedClient {
     pub leftover: Vec<u8>,
     /// The result of the handshake.
     pub session: Session,
-    /// The node whose client it is, if that is another one ([`crate::Exports::keep_via`]).
-    pub via: Option<String>,
+    /// The other node that it comes by, if it is not this one's.
+    pub via: Option<Via>,
+}
+
+/// The node that a client comes by, if it is another one.
+#[derive(Clone, Debug)]
+pub enum Via {
+    /// It follows the disk: the first request that changes data moves the disk there ([`crate::Exports::keep_via`]).
+    Follower(String),
+    /// Programs there read the disk, and its session lets them do nothing else. The place is kept as long as the connection.
+    Reader(Arc<dyn Any + Send + Sync>),
 }
 
 /// Why a client is refused where TLS is required. One kind of noise must not hide another.

@@ -8,7 +8,7 @@ use weir_block::{
     Action, Completion, Event, Interest, Layer, LayerMeter, Meter, Nanos, OwnerId, Reactor, Token,
 };
 
-use super::client::AcceptedClient;
+use super::client::{AcceptedClient, Via};
 use super::connection::{Connection, Limits, Pumped, Room, TURN, Turn};
 use super::edges::Edges;
 use super::gate::Gate;
@@ -417,11 +417,14 @@ impl NbdDisk {
         self.flush(reactor, workspace);
     }
 
-    /// Disconnects the clients of other nodes than `node`, whatever they are owed. This node's own stay.
+    /// Disconnects the clients that follow the disk on other nodes than `node`, whatever they are owed. This node's own stay, and
+    /// those that only read.
     pub fn keep_via(&mut self, node: Option<&str>, reactor: &mut Reactor, workspace: &mut Workspace) {
         for index in self.indices() {
             let connection = &mut self.connections[index as usize];
-            if connection.via.as_deref().is_some_and(|via| Some(via) != node) {
+            let follows_elsewhere =
+                matches!(&connection.via, Some(Via::Follower(via)) if Some(via.as_str()) != node);
+            if follows_elsewhere {
                 connection.close(reactor, workspace, &mut self.meter);
                 self.list_flush(index);
             }

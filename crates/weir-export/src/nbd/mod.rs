@@ -20,7 +20,7 @@ mod negotiation;
 mod replies;
 mod secure;
 
-pub use client::{AcceptedClient, Attach, Refused};
+pub use client::{AcceptedClient, Attach, Refused, Via};
 pub use connection::{BAD_REQUESTS, Limits};
 pub use disk::NbdDisk;
 pub use listener::{ListenAddress, ListenError, Listener, ListenerConfig};

@@ -8,8 +8,8 @@ use std::time::Duration;
 use weir_block::Nanos;
 use weir_block::size::Size;
 use weir_node::config::{
-    ApiConfig, Config, FlashConfig, FuseConfig, IdentityConfig, LeaseConfig, LimitsConfig, LunConfig,
-    NbdConfig, NodesConfig, PeersConfig, RegistryConfig, ResourcesConfig,
+    ApiConfig, Config, FilesElsewhere, FlashConfig, FuseConfig, IdentityConfig, LeaseConfig, LimitsConfig,
+    LunConfig, NbdConfig, NodesConfig, PeersConfig, RegistryConfig, ResourcesConfig,
 };
 use weir_node::nbd_address::NbdAddress;
 use weir_node::units::Period;
@@ -80,6 +80,8 @@ pub struct LabConfig {
     pub coordinator_wait: Duration,
     /// The nodes have the disks as files, in `files` in their directories. Needs root.
     pub fuse: bool,
+    /// What becomes of files whose disks other nodes own.
+    pub fuse_elsewhere: FilesElsewhere,
 }
 
 /// An etcd with TLS that runs beside the lab and is not the lab's to end.
@@ -139,6 +141,7 @@ impl LabConfig {
             fence_command: None,
             coordinator_wait: LunConfig::default().coordinator_wait.0,
             fuse: false,
+            fuse_elsewhere: FilesElsewhere::default(),
         }
     }
 }
@@ -202,7 +205,11 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         true => IdentityConfig { directory: Some(identities::of(dir, &home, &name)?) },
         false => IdentityConfig::default(),
     };
-    let fuse = FuseConfig { directory: config.fuse.then(|| files(&home)), ..FuseConfig::default() };
+    let fuse = FuseConfig {
+        directory: config.fuse.then(|| files(&home)),
+        elsewhere: config.fuse_elsewhere,
+        ..FuseConfig::default()
+    };
     let settings = Config {
         name: name.clone(),
         fault_domain: config

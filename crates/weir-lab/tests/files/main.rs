@@ -6,6 +6,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod elsewhere;
 mod fsx;
 mod nodes;
 mod postgresql;

@@ -12,21 +12,21 @@ use crate::common::{Bench, DISK, SOON};
 use crate::support::await_some;
 
 /// Blocks of the writers, and their number.
-const BLOCK: usize = 4096;
-const BLOCKS: u64 = 512;
+pub(super) const BLOCK: usize = 4096;
+pub(super) const BLOCKS: u64 = 512;
 
-fn move_to(bench: &Bench, node: &str) {
+pub(super) fn move_to(bench: &Bench, node: &str) {
     let client = bench.lab.any_client().unwrap();
     client.move_disk(DISK, node).unwrap_or_else(|error| panic!("{error:?}{}", bench.logs()));
 }
 
-fn write(file: &File, value: u8) {
+pub(super) fn write(file: &File, value: u8) {
     let mut data = Aligned::new(BLOCK);
     data.bytes().fill(value);
     file.write_all_at(data.bytes(), 0).unwrap();
 }
 
-fn read(file: &File) -> std::io::Result<u8> {
+pub(super) fn read(file: &File) -> std::io::Result<u8> {
     let mut data = Aligned::new(BLOCK);
     file.read_exact_at(data.bytes(), 0)?;
     Ok(data.bytes()[100])
@@ -60,14 +60,14 @@ fn a_disk_is_opened_on_its_owner_alone_and_a_file_that_stays_open_serves_it_agai
 }
 
 /// Four writers of versioned blocks, which know of each block what was synced last.
-struct Writers {
+pub(super) struct Writers {
     stop: Arc<AtomicBool>,
-    synced: Arc<Vec<AtomicU32>>,
+    pub(super) synced: Arc<Vec<AtomicU32>>,
     threads: Vec<thread::JoinHandle<()>>,
 }
 
 impl Writers {
-    fn start(bench: &Bench, node: &str) -> Writers {
+    pub(super) fn start(bench: &Bench, node: &str) -> Writers {
         let stop = Arc::new(AtomicBool::new(false));
         let synced: Arc<Vec<AtomicU32>> = Arc::new((0..BLOCKS).map(|_| AtomicU32::new(0)).collect());
         let threads = (0..4)
@@ -101,11 +101,11 @@ impl Writers {
         Writers { stop, synced, threads }
     }
 
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.synced.iter().filter(|version| version.load(Ordering::Relaxed) > 0).count()
     }
 
-    fn end(self) -> Vec<u32> {
+    pub(super) fn end(self) -> Vec<u32> {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads {
             thread.join().unwrap();
@@ -115,19 +115,24 @@ impl Writers {
 }
 
 /// Every block is whole, and no older than what was synced.
-fn check(file: &File, synced: &[u32]) {
-    let mut data = Aligned::new(BLOCK);
+pub(super) fn check(file: &File, synced: &[u32]) {
     for (block, least) in synced.iter().enumerate() {
-        file.read_exact_at(data.bytes(), (block * BLOCK) as u64).unwrap();
-        let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
-        let version = number(&data.bytes()[..4]);
+        let version = version_of(file, block).unwrap();
         assert!(version >= *least, "block {block} has version {version}, and {least} was synced");
-        for piece in data.bytes().chunks_exact(8) {
-            let whole =
-                number(&piece[..4]) == version && (version == 0 || number(&piece[4..]) == block as u32);
-            assert!(whole, "block {block} is torn or another's");
-        }
     }
+}
+
+/// The version of a block, which is whole.
+pub(super) fn version_of(file: &File, block: usize) -> std::io::Result<u32> {
+    let mut data = Aligned::new(BLOCK);
+    file.read_exact_at(data.bytes(), (block * BLOCK) as u64)?;
+    let number = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
+    let version = number(&data.bytes()[..4]);
+    for piece in data.bytes().chunks_exact(8) {
+        let whole = number(&piece[..4]) == version && (version == 0 || number(&piece[4..]) == block as u32);
+        assert!(whole, "block {block} is torn or another's");
+    }
+    Ok(version)
 }
 
 fn killed_under_load(nodes: usize, policy: &str) {

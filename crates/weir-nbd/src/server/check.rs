@@ -4,7 +4,7 @@ use weir_block::{Code, IoError, LayerInfo};
 
 use super::directory::Session;
 use super::request::RequestHead;
-use crate::protocol::{LARGEST_PAYLOAD, command, command_flag as flag, error};
+use crate::protocol::{LARGEST_PAYLOAD, command, command_flag as flag, error, transmission_flag};
 
 /// A valid request. Offset and length are as in its header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +67,8 @@ pub struct Terms {
     pub block_sizes: bool,
     /// Number of the context `base:allocation`, if the client has selected it.
     pub base_allocation: Option<u32>,
+    /// The client may only read, whatever the disk allows.
+    pub read_only: bool,
 }
 
 impl From<&Session> for Terms {
@@ -76,6 +78,7 @@ impl From<&Session> for Terms {
             extended_headers: session.extended_headers,
             block_sizes: session.block_sizes,
             base_allocation: session.base_allocation,
+            read_only: session.flags & transmission_flag::READ_ONLY != 0,
         }
     }
 }
@@ -120,8 +123,11 @@ fn check_use(command: CheckedRequest, info: &LayerInfo, terms: Terms) -> Result<
         command,
         CheckedRequest::Write { .. } | CheckedRequest::Discard { .. } | CheckedRequest::WriteZeroes { .. }
     );
-    if writes && !info.writable {
+    if writes && (!info.writable || terms.read_only) {
         return refuse(error::EPERM, "the export is read-only");
+    }
+    if command == CheckedRequest::Flush && terms.read_only {
+        return refuse(error::EPERM, "whoever only reads has nothing to flush");
     }
     match command {
         CheckedRequest::WriteZeroes { fast_only: true, .. } if !info.fast_zeroes => {
@@ -215,6 +221,7 @@ mod tests {
         extended_headers: false,
         block_sizes: true,
         base_allocation: Some(1),
+        read_only: false,
     };
 
     fn header(command: u16, flags: u16, offset: u64, length: u64) -> RequestHead {
@@ -236,6 +243,24 @@ mod tests {
         let zeroes = header(command::WRITE_ZEROES, flag::NO_HOLE | flag::FAST_ZERO, 0, 512);
         let expected = CheckedRequest::WriteZeroes { fua: false, may_unmap: false, fast_only: true };
         assert_eq!(check_request(&zeroes, &INFO, TERMS), Ok(expected));
+    }
+
+    /// A reader on another node, of a disk that others write.
+    #[test]
+    fn a_session_that_only_reads_does_nothing_else() {
+        let session = Session { flags: transmission_flag::READ_ONLY, ..Session::default() };
+        let terms = Terms { read_only: Terms::from(&session).read_only, ..TERMS };
+        let refused = |command, length| {
+            check_request(&header(command, 0, 0, length), &INFO, terms).err().map(|refusal| refusal.error)
+        };
+        for (command, length) in
+            [(command::WRITE, 512), (command::TRIM, 512), (command::WRITE_ZEROES, 512), (command::FLUSH, 0)]
+        {
+            assert_eq!(refused(command, length), Some(error::EPERM), "command {command}");
+        }
+        for command in [command::READ, command::BLOCK_STATUS] {
+            assert_eq!(refused(command, 512), None, "command {command}");
+        }
     }
 
     #[test]

@@ -74,10 +74,9 @@ impl ExportInfo {
     /// `CAN_MULTI_CONN` is true by construction: all connections of a disk are on one shard and one layer.
     #[must_use]
     pub fn flags(&self, structured_replies: bool) -> u16 {
-        let mut flags =
-            flag::HAS_FLAGS | flag::SEND_FLUSH | flag::SEND_FUA | flag::SEND_CACHE | flag::CAN_MULTI_CONN;
+        let mut flags = flag::HAS_FLAGS | flag::SEND_FUA | flag::SEND_CACHE | flag::CAN_MULTI_CONN;
         if self.layer.writable {
-            flags |= flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO;
+            flags |= flag::SEND_FLUSH | flag::SEND_TRIM | flag::SEND_WRITE_ZEROES | flag::SEND_FAST_ZERO;
         } else {
             flags |= flag::READ_ONLY;
         }
@@ -110,6 +109,6 @@ pub struct Session {
     pub block_sizes: bool,
     /// Number of the context `base:allocation`, if the client has selected it.
     pub base_allocation: Option<u32>,
-    /// The transmission flags that the client received.
+    /// The transmission flags that the client received. With `READ_ONLY` it may only read.
     pub flags: u16,
 }

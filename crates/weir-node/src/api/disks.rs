@@ -82,6 +82,8 @@ impl DiskView {
 
     /// The state of a disk that is the target of an import: nobody else may use it.
     pub const IMPORTING: &str = "importing";
+    /// It is closed, and its file is copied to one in fewer extents; benign.
+    pub const COMPACTING: &str = "compacting";
 }
 
 /// All disks.
@@ -282,34 +284,6 @@ pub struct Resize {
     /// Bytes; not less than now.
     #[serde(rename = "size_bytes")]
     pub size: u64,
-}
-
-/// Asks how many extents a disk's file is in, or a snapshot's.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct LookAtLayout {
-    /// The snapshot; absent: the disk itself.
-    #[serde(default)]
-    pub snapshot: Option<String>,
-}
-
-/// The extents of a file, and what they cost when its blocks are shared.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "schema", rename = "weir.layout/1")]
-pub struct LayoutView {
-    /// The disk.
-    pub disk: String,
-    /// Its snapshot, if that was asked for.
-    pub snapshot: Option<String>,
-    /// Extents; absent: too many to count them in five seconds.
-    pub extents: Option<u64>,
-    /// There are so many that a snapshot or a clone takes noticeable time.
-    pub is_many: bool,
-    /// About how long it takes to share the blocks; absent where `extents` is.
-    pub share_seconds: Option<f64>,
-    /// What follows from that, and what can be done; empty (null in JSON) if there are not many.
-    #[serde(default, with = "crate::null_if_empty")]
-    pub advice: String,
 }
 
 /// Copies a disk that no client uses to fewer extents.

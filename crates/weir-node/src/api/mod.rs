@@ -53,7 +53,10 @@ mod volumes;
 
 pub use weir_cluster::records::Medium;
 
-pub use crate::error::{ApiError, ApiErrorKind, Elsewhere, NOT_JOINED};
+pub use crate::error::{
+    ApiError, ApiErrorKind, COMPACTION_FAILED, COMPACTION_INTERRUPTED, Elsewhere, NOT_JOINED,
+    compaction_interrupted,
+};
 pub use disks::*;
 pub use measurements::*;
 pub use nodes::*;

@@ -1,5 +1,7 @@
 //! Nodes, what they say of themselves and of the cluster, and events.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use weir_cluster::records::{Medium, MediumSpace};
 
@@ -148,6 +150,9 @@ pub struct Owned {
     pub disks: Vec<DiskStatus>,
     /// Those that are closed here with nothing dirty, while the registry does not have that yet.
     pub unreleased: Vec<String>,
+    /// Those that are being compacted here, and how far that is, in per cent.
+    #[serde(default)]
+    pub compacting: BTreeMap<String, u64>,
     /// Its part in the coordination of volumes on LUNs.
     #[serde(default)]
     pub volumes: Vec<VolumePart>,
@@ -158,7 +163,7 @@ pub struct Owned {
 pub struct VolumePart {
     /// The volume.
     pub volume: String,
-    /// `absent`, `claiming`, `fencing`, `mounting`, `serving` or `draining`.
+    /// `absent`, `claiming`, `fencing`, `listening`, `mounting`, `serving` or `draining`.
     pub phase: String,
     /// A problem that the operator should know of; empty if there is none.
     pub notice: String,

@@ -138,3 +138,44 @@ pub struct BarrierStood {
     /// It is, or was.
     pub stood: bool,
 }
+
+/// Asks how many extents a disk's file is in, or a snapshot's.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LookAtLayout {
+    /// The snapshot; absent: the disk itself.
+    #[serde(default)]
+    pub snapshot: Option<String>,
+    /// What the blocks are to be shared for, if for anything: it is checked, too, and not done.
+    #[serde(default)]
+    pub before: Option<Sharing>,
+}
+
+/// What the blocks of a disk are shared for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Sharing {
+    /// A snapshot of it.
+    Snapshot(CreateSnapshot),
+    /// A disk that begins as it, or as its snapshot.
+    Clone(CloneDisk),
+}
+
+/// The extents of a file, and what they cost when its blocks are shared.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.layout/1")]
+pub struct LayoutView {
+    /// The disk.
+    pub disk: String,
+    /// Its snapshot, if that was asked for.
+    pub snapshot: Option<String>,
+    /// Extents; absent: too many to count them in five seconds.
+    pub extents: Option<u64>,
+    /// There are so many that a snapshot or a clone takes noticeable time.
+    pub is_many: bool,
+    /// About how long it takes to share the blocks; absent where `extents` is.
+    pub share_seconds: Option<f64>,
+    /// What follows from that, and what can be done; empty (null in JSON) if there are not many.
+    #[serde(default, with = "crate::null_if_empty")]
+    pub advice: String,
+}

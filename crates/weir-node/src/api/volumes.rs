@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 /// A volume.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.volume/1")]
 pub struct VolumeView {
     /// Its name.
@@ -67,7 +67,7 @@ pub struct LunView {
     /// The node that an operator wants to coordinate it, until that has claimed it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub moves_to: Option<String>,
-    /// The asked node's part: `absent`, `claiming`, `fencing`, `mounting`, `serving` or `draining`.
+    /// The asked node's part: `absent`, `claiming`, `fencing`, `listening`, `mounting`, `serving` or `draining`.
     pub phase: String,
     /// A problem that the operator should know of; empty if there is none.
     pub notice: String,
@@ -242,6 +242,10 @@ pub struct VolumeUsage {
     pub other: Option<u64>,
     /// Nothing but the volume is on the filesystem.
     pub filesystem_is_its_own: bool,
+    /// The node that looked deleted a disk or a snapshot there so many seconds ago, and the filesystem may still be freeing its space: until
+    /// then it counts as used, and as shared or other. Absent if that is long ago.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deleted_seconds_ago: Option<u64>,
     /// Disks and snapshots, by the names of their files.
     pub items: Vec<UsageItem>,
 }

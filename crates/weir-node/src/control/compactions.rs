@@ -47,6 +47,12 @@ impl Compaction {
         self.outcome.get().map(|(_, outcome)| outcome.clone())
     }
 
+    /// How far it is, in per cent; `None`: it is over.
+    fn percent(&self) -> Option<u64> {
+        let copied = self.copied.load(Ordering::Relaxed).saturating_mul(100);
+        self.outcome.get().is_none().then(|| (copied / self.before.bytes.max(1)).min(100))
+    }
+
     fn is_remembered(&self, now: Nanos) -> bool {
         self.outcome.get().is_none_or(|(at, _)| now < *at + REMEMBERED)
     }
@@ -77,8 +83,13 @@ impl Compactions {
     /// How far the copy of a disk is that is under way, in per cent.
     #[must_use]
     pub fn under_way(&self, disk: &str) -> Option<u64> {
-        let one = self.get(disk).filter(|one| one.outcome().is_none())?;
-        Some(one.copied.load(Ordering::Relaxed).saturating_mul(100) / one.before.bytes.max(1))
+        self.get(disk).and_then(|one| one.percent())
+    }
+
+    /// All copies that are under way, by disk.
+    #[must_use]
+    pub fn all_under_way(&self) -> BTreeMap<String, u64> {
+        self.lock().iter().filter_map(|(disk, one)| Some((disk.clone(), one.percent()?))).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Arc<Compaction>>> {
@@ -97,8 +108,9 @@ mod tests {
         assert!(all.begin("d", &one) && !all.begin("d", &one));
         one.copied.store(50, Ordering::Relaxed);
         assert_eq!((all.under_way("d"), all.under_way("e")), (Some(25), None));
+        assert_eq!(all.all_under_way(), BTreeMap::from([("d".to_owned(), 25)]));
         one.end(Ok(()));
-        assert_eq!(all.under_way("d"), None);
+        assert!(all.under_way("d").is_none() && all.all_under_way().is_empty());
         assert!(all.get("d").is_some_and(|one| one.outcome() == Some(Ok(()))));
         assert!(one.is_remembered(Nanos::now()) && !one.is_remembered(Nanos::now() + REMEMBERED));
     }

@@ -6,6 +6,7 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
+use weir_block::Nanos;
 use weir_cluster::records::NodeRef;
 use weir_volume::lun::claim::Phase;
 use weir_volume::lun::fencing::Tier;
@@ -32,6 +33,8 @@ pub struct VolumeState {
     pub tier: Option<Tier>,
     /// The last thing that an operator should know; empty if all is well.
     pub notice: String,
+    /// When this node last deleted a file of it. The filesystem frees the space later.
+    pub deleted: Option<Nanos>,
 }
 
 impl Default for VolumeState {
@@ -45,6 +48,7 @@ impl Default for VolumeState {
             redirected: Arc::default(),
             tier: None,
             notice: String::new(),
+            deleted: None,
         }
     }
 }

@@ -16,6 +16,7 @@
 //! - [`provisioning`], [`intents`]: files of disks that are being created or deleted;
 //! - [`supervisor`]: starts the tasks, routes the shards' notices, keeps the membership;
 //! - [`coordinators`]: the volumes on LUNs, as this node sees them;
+//! - [`readers`]: which other nodes' programs may read disks here;
 //! - [`lun_disks`]: the disks of such volumes: served to their owners, and connected to their coordinators;
 //! - [`clocks`]: the nodes' wall clocks, compared;
 //! - [`shards`]: the way to the shards;
@@ -43,6 +44,7 @@ pub mod lun_disks;
 pub mod node;
 pub mod node_states;
 pub mod provisioning;
+pub mod readers;
 pub mod registry_copy;
 pub mod relocation;
 pub mod rights;

@@ -27,6 +27,7 @@ use crate::error::{ApiError, ApiErrorKind};
 
 use crate::identity::NodeIdentity;
 use crate::peer::Network;
+use crate::places::Places;
 
 /// Events that wait to be written to the registry; further ones are only logged (P10).
 const EVENT_QUEUE: usize = 256;
@@ -65,6 +66,8 @@ pub struct Node {
     pub intents: Intents,
     /// The volumes on LUNs, as this node sees them.
     pub coordinators: Coordinators,
+    /// Connections by which other nodes read disks that are open here, by disk and node (P10).
+    pub readers: Arc<Places>,
 }
 
 impl std::fmt::Debug for Node {

@@ -474,6 +474,7 @@ impl<'a> Note<'a> {
         if volume.kind == VolumeKind::Lun {
             lun_disks::stop_serving(self.node, &volume.name, Some(&self.record.disk)).await;
         }
+        let volume_name = volume.name.clone();
         let files = Files::of(self.node, volume);
         let entry = self.node.registry.get(&self.key).await.map_err(unavailable)?;
         if entry.is_none_or(|entry| entry.mod_revision != self.revision) {
@@ -495,6 +496,7 @@ impl<'a> Note<'a> {
         });
         let path = removed.await?;
         if step == Step::Removing {
+            self.node.coordinators.update(&volume_name, |state| state.deleted = Some(Nanos::now()));
             let lost = Some(&self.record.lost).filter(|lost| !lost.is_empty());
             let lost = lost.map_or_else(String::new, |lost| format!("; lost: {lost}"));
             self.node.journal.tell(

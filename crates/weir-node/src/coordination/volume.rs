@@ -359,6 +359,8 @@ impl Task {
                         state.mounted = Some((epoch, mounted));
                         state.notice.clear();
                     });
+                    let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());
+                    tokio::spawn(lun_disks::drop_interrupted_copies(node, volume));
                 }
                 Output::StopServing => {
                     let text = format!("{} coordinates it no more", self.node.session.node_ref());

@@ -15,9 +15,12 @@ use weir_volume::{DirVolume, DiskFiles, VolumeError, snapshot};
 
 use super::imports::check_imported;
 use super::measured::NOTHING;
-use super::snapshots::{is_file, no_snapshot};
+use super::snapshots::{check_reflinks, is_file, no_snapshot};
 use super::{Answer, Operations, is_busy};
-use crate::api::{ApiError, ApiErrorKind, CompactDisk, CompactionView, LayoutView, LookAtLayout};
+use crate::api::{
+    ApiError, ApiErrorKind, COMPACTION_FAILED, COMPACTION_INTERRUPTED, CompactDisk, CompactionView,
+    LayoutView, LookAtLayout, Sharing, compaction_interrupted,
+};
 use crate::client::{LAYOUT, ROLLBACK};
 use crate::control::compactions::Compaction;
 use crate::control::disk::{NewContent, Request};
@@ -40,10 +43,20 @@ impl Operations {
     pub async fn layout(&self, disk: &str, wanted: LookAtLayout) -> Answer<LayoutView> {
         let record = self.record(disk).await?;
         is_file(&record)?;
+        if let Some(sharing) = &wanted.before {
+            self.check_sharing(&record, sharing).await?;
+        }
         if let Some(keeper) = self.keeper_elsewhere(&record).await? {
             return self.forward_within(LAYOUT, &keeper, disk, "layout", Some(&wanted)).await;
         }
         let volume = self.node.volume(&record.volume).await?;
+        match &wanted.before {
+            Some(Sharing::Snapshot(snapshot)) => {
+                self.check_new_snapshots(&[record], &volume, &snapshot.name).await?;
+            }
+            Some(Sharing::Clone(_)) => check_reflinks(&self.node, &volume)?,
+            None => {}
+        }
         let is_on_lun = volume.kind == VolumeKind::Lun;
         let file = match &wanted.snapshot {
             None => DirVolume::file_of(disk),
@@ -132,8 +145,13 @@ impl Operations {
             self.check_not_compacting(disk)?;
         }
         let (operations, of, one) = (self.clone(), disk.to_owned(), Arc::clone(&compaction));
+        let volume = record.volume.clone();
         weir_task::spawn(async move {
             let outcome = operations.run_compaction(&of, &one).await;
+            let outcome = outcome.map_err(|error| match operations.is_interrupted(&volume, &one) {
+                true => compaction_interrupted(&of),
+                false => error.code(COMPACTION_FAILED),
+            });
             match &outcome {
                 Ok(()) => {
                     let (before, after) = (one.before.extents, one.extents.load(Ordering::Relaxed));
@@ -141,11 +159,21 @@ impl Operations {
                         format!("{} copied: {before} extents before, {after} now", about(one.before.bytes));
                     operations.node.journal.tell("disk-compacted", &of, text);
                 }
-                Err(error) => operations.node.journal.tell("compaction-failed", &of, error.message.clone()),
+                Err(error) => {
+                    let is_interrupted = error.code == COMPACTION_INTERRUPTED;
+                    let kind = if is_interrupted { COMPACTION_INTERRUPTED } else { COMPACTION_FAILED };
+                    operations.node.journal.tell(kind, &of, error.message.clone());
+                }
             }
             one.end(outcome);
         });
         Ok(view(disk, &compaction, "copying"))
+    }
+
+    /// Whether this process stops, or does not coordinate the volume any more: then a copy ends.
+    fn is_interrupted(&self, volume: &str, one: &Compaction) -> bool {
+        let mounted = self.node.coordinators.get(volume).mounted;
+        self.node.here.is_stopping() || mounted.is_none_or(|(epoch, _)| epoch != one.epoch)
     }
 
     async fn run_compaction(&self, disk: &str, compaction: &Arc<Compaction>) -> Answer<()> {
@@ -282,7 +310,7 @@ mod tests {
     #[test]
     fn many_extents_are_told_with_the_time_and_the_remedy() {
         let of = |extents: u64, snapshot: Option<&str>, is_on_lun| {
-            let wanted = LookAtLayout { snapshot: snapshot.map(str::to_owned) };
+            let wanted = LookAtLayout { snapshot: snapshot.map(str::to_owned), before: None };
             advice("d", &wanted, (Some(extents), Some(share_time(extents))), is_on_lun)
         };
         assert_eq!(of(MANY_EXTENTS, None, true), "");

@@ -24,6 +24,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// Longest wait for a filesystem to say how full it is.
 const SPACE: Duration = Duration::from_millis(200);
 
+/// Phases of a node on its way to serve a volume.
+const TRIES: [Phase; 4] = [Phase::Claiming, Phase::Fencing, Phase::Listening, Phase::Mounting];
+
 /// Where the coordination of a volume stands.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Coordination {
@@ -143,7 +146,7 @@ fn judge(volume: &str, record: Option<CoordinatorRecord>, live: &Live, said: &Sa
         let Some(part) = part(&node) else { continue };
         let is_news = !part.notice.is_empty() && !notices.contains(&part.notice.as_str());
         let notice = if is_news { format!(": {}", part.notice) } else { String::new() };
-        let tries = ["claiming", "fencing", "mounting"].contains(&part.phase.as_str());
+        let tries = TRIES.iter().any(|phase| phase.name() == part.phase);
         if tries || living.as_ref() == Some(&node) && part.phase != Phase::Absent.name() {
             reasons.push(format!("{} is trying ({}){notice}", node.node, part.phase));
         } else if is_news {

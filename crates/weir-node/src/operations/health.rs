@@ -94,7 +94,15 @@ fn at_risk(disk: &DiskView, nodes: &[NodeView]) -> Option<String> {
 /// The part of the requested policy that a disk lacks.
 fn degraded(disk: &DiskView) -> Option<String> {
     let name = &disk.name;
-    let quiet = ["serving", "closed", "closing", DiskStatus::RELEASING, DiskView::UNAVAILABLE];
+    let quiet = [
+        "serving",
+        "closed",
+        "closing",
+        DiskStatus::RELEASING,
+        DiskView::UNAVAILABLE,
+        // Closed, for its operator, who knows that.
+        DiskView::COMPACTING,
+    ];
     let below = !disk.effective.is_empty() && disk.effective != disk.requested;
     let reason = match (disk.warnings.first(), disk.reason.as_str()) {
         (Some(warning), _) => warning.clone(),
@@ -187,6 +195,9 @@ mod tests {
         assert_eq!(line(&status(&UP, vec![dirty])), "ok");
         let closed = DiskView { owner: None, ..disk("closed", "write-back+1", "", None) };
         assert_eq!(line(&status(&UP, vec![closed])), "ok");
+        let compacting =
+            DiskView { reason: "25 % copied".into(), ..disk(DiskView::COMPACTING, "write-back+1", "", None) };
+        assert_eq!(line(&status(&UP, vec![compacting])), "ok");
     }
 
     #[test]

@@ -191,28 +191,15 @@ impl Operations {
 
     /// Makes a disk in a volume whose files this node reaches.
     async fn make_disk(&self, wanted: CreateDisk, origin: Origin) -> Answer<DiskView> {
-        let invalid = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Invalid, error.to_string());
-        check_name(&wanted.name).map_err(|error| invalid(&error))?;
-        let policy: Policy = parse_policy(&wanted.policy)?;
-        let source = Source::File { name: wanted.name.clone() };
-        let CreateDisk { name, volume, size, logical_block, medium, limit, .. } = wanted;
-        let mut record = DiskRecord::new(&name, &volume, source, size, logical_block, policy);
-        record.id = random();
-        record.medium = medium;
-        record.limit = limit.map(Limit::from);
+        let mut record = self.new_record(wanted)?;
         if let Origin::Image { number } = origin {
             record.importing = number;
         }
-        record.check().map_err(|error| invalid(&error))?;
-        self.check_medium(medium)?;
-        let exists = || ApiError::new(ApiErrorKind::Exists, format!("there is a disk {name} already"));
-        let known = self.node.registry.list(&keys::disk(&name)).await.map_err(unavailable)?;
-        if known.entries.iter().any(|entry| entry.key == keys::disk(&name)) {
-            return Err(exists());
-        }
+        let revision = self.check_free(&record.name).await?;
         // Above every epoch that an earlier disk of this name can have had, since each of those cost a revision: all its
         // remains are older than this one (P2).
-        record.epoch = first_epoch(&*self.node.registry, known.revision).await.map_err(unavailable)?;
+        record.epoch = first_epoch(&*self.node.registry, revision).await.map_err(unavailable)?;
+        let DiskRecord { name, volume, size, policy, medium, .. } = record.clone();
         self.bounded(provisioning::make(&self.node, &record, origin.clone())).await?;
         let text = match &origin {
             Origin::Empty => format!("in volume {volume}, {size} bytes, {policy}, {medium}"),
@@ -226,6 +213,29 @@ impl Operations {
         self.node.journal.tell("disk-created", &name, text);
         let view = self.views([&record], Vec::new(), None).await.into_iter().next();
         view.ok_or_else(|| ApiError::new(ApiErrorKind::Unavailable, "the disk has just been made"))
+    }
+
+    /// The record of a disk that is to be made.
+    fn new_record(&self, wanted: CreateDisk) -> Answer<DiskRecord> {
+        let invalid = |error: &dyn std::fmt::Display| ApiError::new(ApiErrorKind::Invalid, error.to_string());
+        check_name(&wanted.name).map_err(|error| invalid(&error))?;
+        let policy: Policy = parse_policy(&wanted.policy)?;
+        let CreateDisk { name, volume, size, logical_block, medium, limit, .. } = wanted;
+        let source = Source::File { name: name.clone() };
+        let mut record = DiskRecord::new(&name, &volume, source, size, logical_block, policy);
+        (record.id, record.medium, record.limit) = (random(), medium, limit.map(Limit::from));
+        record.check().map_err(|error| invalid(&error))?;
+        self.check_medium(medium)?;
+        Ok(record)
+    }
+
+    /// Whether there is no disk of this name. Returns the registry's revision.
+    async fn check_free(&self, name: &str) -> Answer<u64> {
+        let known = self.node.registry.list(&keys::disk(name)).await.map_err(unavailable)?;
+        if known.entries.iter().any(|entry| entry.key == keys::disk(name)) {
+            return Err(ApiError::new(ApiErrorKind::Exists, format!("there is a disk {name} already")));
+        }
+        Ok(known.revision)
     }
 
     /// A disk on a medium that no node has could never be opened.

@@ -59,6 +59,8 @@ pub(super) enum Known<'a> {
     NotOpen {
         /// It was closed with nothing dirty, and the registry does not have that yet.
         unreleased: bool,
+        /// Its owner copies it to fewer extents, and is so far, in per cent.
+        compacting: Option<u64>,
     },
     /// Its owner does not answer.
     Silent,
@@ -86,7 +88,10 @@ impl Said {
         let Some(owned) = self.0.get(owner).and_then(Option::as_ref) else { return Known::Silent };
         match owned.disks.iter().find(|status| status.disk == disk) {
             Some(status) => Known::Open(status),
-            None => Known::NotOpen { unreleased: owned.unreleased.iter().any(|name| name == disk) },
+            None => Known::NotOpen {
+                unreleased: owned.unreleased.iter().any(|name| name == disk),
+                compacting: owned.compacting.get(disk).copied(),
+            },
         }
     }
 }
@@ -108,7 +113,8 @@ impl Operations {
             DiskStatus { faults, ..status }
         });
         let unreleased = self.node.here.unreleased().into_iter().collect();
-        Owned { disks: disks.collect(), unreleased, volumes: Vec::new() }
+        let compacting = self.node.coordinators.compactions.all_under_way();
+        Owned { disks: disks.collect(), unreleased, compacting, volumes: Vec::new() }
     }
 
     /// Asks the owners that live, all at once; none of them for longer than half a second.

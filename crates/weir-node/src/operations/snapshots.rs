@@ -9,8 +9,8 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
-use weir_block::IoError;
-use weir_cluster::records::{DiskRecord, NodeRef, Source, VolumeKind, VolumeRecord, check_name, keys};
+use weir_block::{IoError, Nanos};
+use weir_cluster::records::{DiskRecord, NodeRef, Source, VolumeKind, VolumeRecord};
 use weir_volume::lun::filesystem::Kind;
 use weir_volume::snapshot::{self, Snapshot, Unfinished};
 use weir_volume::{DirVolume, DiskFiles, VolumeError};
@@ -19,10 +19,10 @@ use super::imports::check_imported;
 use super::{Answer, Operations, check_named};
 use crate::api::{
     ApiError, ApiErrorKind, Barrier, BarrierStep, BarrierStood, CloneDisk, CreateDisk, CreateSnapshot,
-    DeleteSnapshot, DiskView, SnapshotView, Snapshots,
+    DeleteSnapshot, DiskView, Sharing, SnapshotView, Snapshots,
 };
 use crate::client::SNAPSHOT;
-use crate::control::node::{blocking, random, unavailable, volume_error};
+use crate::control::node::{blocking, random, volume_error};
 use crate::control::provisioning::{Files, Origin, to_its_end};
 use crate::control::{Node, lun_disks};
 use crate::shard::barrier::{HELD, REACHED};
@@ -118,13 +118,7 @@ impl Operations {
             })?);
         }
         let volume = node.volume(&records[0].volume).await?;
-        check_reflinks(node, &volume)?;
-        for record in &records {
-            if self.own_snapshots(record).await?.iter().any(|one| one.name == name) {
-                let message = format!("there is a snapshot {}@{name} already", record.name);
-                return Err(ApiError::new(ApiErrorKind::Exists, message));
-            }
-        }
+        self.check_new_snapshots(&records, &volume, name).await?;
         let made = match self.stand_still(&records, number).await {
             Ok(()) => self.copy_all(&records, number, (&volume, name)).await,
             Err(error) => {
@@ -145,6 +139,42 @@ impl Operations {
             return Err(ApiError::new(ApiErrorKind::NotFound, message));
         }
         Ok(made)
+    }
+
+    /// Whether the filesystem can have them, and their names are free: on the node that reaches it.
+    pub(super) async fn check_new_snapshots(
+        &self,
+        records: &[DiskRecord],
+        volume: &VolumeRecord,
+        name: &str,
+    ) -> Answer<()> {
+        check_reflinks(&self.node, volume)?;
+        for record in records {
+            if self.own_snapshots(record).await?.iter().any(|one| one.name == name) {
+                let message = format!("there is a snapshot {}@{name} already", record.name);
+                return Err(ApiError::new(ApiErrorKind::Exists, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the registry says about a snapshot or a clone that is to be made.
+    pub(super) async fn check_sharing(&self, record: &DiskRecord, wanted: &Sharing) -> Answer<()> {
+        match wanted {
+            Sharing::Snapshot(snapshot) => self.to_snapshot(&record.name, snapshot).await.map(drop),
+            Sharing::Clone(clone) => self.check_clone(record, clone).await,
+        }
+    }
+
+    async fn check_clone(&self, record: &DiskRecord, wanted: &CloneDisk) -> Answer<()> {
+        is_file(record)?;
+        check_imported(record)?;
+        self.check_blocks(record).await?;
+        let CloneDisk { name, policy, medium, limit, .. } = wanted.clone();
+        let (volume, size, logical_block) = (record.volume.clone(), record.size, record.logical_block);
+        let new = CreateDisk { name, volume, size, logical_block, policy, medium, limit };
+        let new = self.new_record(new)?;
+        self.check_free(&new.name).await.map(drop)
     }
 
     /// While the disks stand still: copies their files, which count if the disks have stood still until then.
@@ -383,6 +413,7 @@ impl Operations {
                 (Files::of(&self.node, self.node.volume(&record.volume).await?), wanted.name.clone());
             let disk = disk.to_owned();
             self.bounded(blocking(move || snapshot::remove(&*files.open()?, &disk, &name))).await?;
+            self.node.coordinators.update(&record.volume, |state| state.deleted = Some(Nanos::now()));
             let text = format!("snapshot {}@{}", record.name, wanted.name);
             self.node.journal.tell("snapshot-deleted", &record.name, text);
         }
@@ -400,18 +431,9 @@ impl Operations {
     /// As [`Operations::create_snapshot`] and [`Operations::create_disk`].
     pub async fn clone_disk(&self, disk: &str, wanted: CloneDisk) -> Answer<DiskView> {
         let record = self.record(disk).await?;
-        is_file(&record)?;
-        check_imported(&record)?;
-        self.check_blocks(&record).await?;
+        self.check_clone(&record, &wanted).await?;
         if let Some(keeper) = self.keeper_elsewhere(&record).await? {
             return self.forward_within(SNAPSHOT, &keeper, disk, "clone", Some(&wanted)).await;
-        }
-        check_name(&wanted.name).map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
-        super::parse_policy(&wanted.policy)?;
-        let taken = self.node.registry.get(&keys::disk(&wanted.name)).await.map_err(unavailable)?;
-        if taken.is_some() {
-            let message = format!("there is a disk {} already", wanted.name);
-            return Err(ApiError::new(ApiErrorKind::Exists, message));
         }
         let operations = self.clone();
         // Also if its client goes away: a snapshot that is made for it does not stay.
@@ -489,7 +511,7 @@ fn late(record: &DiskRecord) -> ApiError {
 }
 
 /// Before the owner of a disk on a LUN gives everything up for nothing.
-fn check_reflinks(node: &Node, volume: &VolumeRecord) -> Answer<()> {
+pub(super) fn check_reflinks(node: &Node, volume: &VolumeRecord) -> Answer<()> {
     let Some((_, mounted)) = node.coordinators.get(&volume.name).mounted else { return Ok(()) };
     let superblock = mounted.superblock();
     if superblock.kind == Kind::Xfs && superblock.reflink {

@@ -16,6 +16,9 @@ use crate::control::provisioning::Files;
 /// Longest time that is spent on looking. Files with millions of extents take longer.
 const LOOK: Duration = Duration::from_secs(30);
 
+/// A filesystem frees what was deleted within about this time.
+const FREES: Duration = Duration::from_secs(10);
+
 impl Operations {
     /// What the disks and snapshots of a volume take.
     ///
@@ -48,7 +51,9 @@ impl Operations {
                 let message = format!("the filesystem of volume {volume} does not answer");
                 Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("check the volume's storage"))
             })?;
-        Ok(view(volume, is_alone, &usage, space))
+        let deleted = self.node.coordinators.get(volume).deleted.map(|at| Nanos::now() - at);
+        let deleted_seconds_ago = deleted.filter(|age| *age < FREES).map(|age| age.as_secs());
+        Ok(VolumeUsage { deleted_seconds_ago, ..view(volume, is_alone, &usage, space) })
     }
 
     async fn usage_from(&self, coordinator: &NodeRef, volume: &str) -> Answer<VolumeUsage> {
@@ -79,6 +84,7 @@ fn view(volume: &str, is_alone: bool, usage: &Usage, space: Space) -> VolumeUsag
         shared: usage.shared_once,
         other,
         filesystem_is_its_own: is_alone,
+        deleted_seconds_ago: None,
         items: usage.files.iter().map(item).collect(),
     }
 }

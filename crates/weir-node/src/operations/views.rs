@@ -241,7 +241,10 @@ impl Operations {
                     Some(fault) => (DiskStatus::DEGRADED.to_owned(), fault.clone(), Some(status.clone())),
                     None => (status.state.clone(), status.reason.clone(), Some(status.clone())),
                 },
-                Known::NotOpen { unreleased } => not_open(unreleased),
+                Known::NotOpen { compacting: Some(percent), .. } => {
+                    (DiskView::COMPACTING.to_owned(), format!("{percent} % copied"), None)
+                }
+                Known::NotOpen { unreleased, .. } => not_open(unreleased),
                 Known::Silent => {
                     (DiskStatus::SILENT.to_owned(), format!("owner {} does not answer", owner.node), None)
                 }
@@ -265,7 +268,10 @@ impl Operations {
             allocated: None,
             logical_block: record.logical_block,
             requested: record.policy.to_string(),
-            effective: record.owner.as_ref().map(|_| effective(record, spread)).unwrap_or_default(),
+            effective: match &record.owner {
+                Some(_) if state != DiskView::COMPACTING => effective(record, spread),
+                _ => String::new(),
+            },
             medium: record.medium,
             limit: record.limit.map(DiskLimit::from),
             owner: record.owner.as_ref().map(|owner| owner.node.clone()),

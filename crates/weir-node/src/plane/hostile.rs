@@ -12,7 +12,8 @@ use weir_net::frame;
 use zerocopy::IntoBytes;
 
 use super::*;
-use crate::control::disk::tests::{SOON, disk_of_a, node, node_at};
+use crate::config::FilesElsewhere;
+use crate::control::disk::tests::{SOON, disk_of_a, neighbour, node, node_at};
 use crate::control::faulty_registry::RegistryFaults;
 use crate::control::rights::key;
 use crate::control::rights::wire::{Answer, Ask, Question, Verdict};
@@ -91,6 +92,8 @@ async fn a_greeting_beyond_the_record_is_refused_whatever_it_says() {
         // To read and write.
         ("m", greeting("d", "m", CLIENT), "does not follow"),
         ("m", greeting("e", "m", CLIENT), "does not follow"),
+        ("m", greeting("d", "m", Purpose::Read), "this node answers no readers"),
+        ("b", greeting("d", "b", Purpose::Read), "this node answers no readers"),
         // A member is not the owner, and the owner of one disk not that of another.
         ("b", greeting("d", "b", Purpose::Replicate), "b does not own disk d"),
         ("b", greeting("d", "b", CLIENT), "does not follow"),
@@ -117,6 +120,42 @@ async fn a_greeting_beyond_the_record_is_refused_whatever_it_says() {
             break;
         }
     }
+}
+
+/// Where reading is allowed: by nodes of the cluster that are up, of disks that are served here, and each has few connections (P10).
+#[tokio::test]
+async fn readers_are_live_nodes_and_have_a_number_of_connections_each() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut node, mut told) = node(directory.path()).await;
+    Arc::get_mut(&mut node).expect("nobody else has it yet").config.fuse.elsewhere = FilesElsewhere::Read;
+    two_disks(&node).await;
+    let reads = |disk: &str, from: &str| greeting(disk, from, Purpose::Read);
+    for (from, asked, words) in [
+        ("x", reads("d", "m"), "its certificate is that of x"),
+        ("m", reads("d", "m"), "no node m is up"),
+        ("x", reads("d", "x"), "no node x is up"),
+    ] {
+        let reason = greet(&node, from, &asked).await.welcomed.expect_err("welcomed");
+        assert!(reason.contains(words), "{asked:?}: {reason:?} says nothing of {words:?}");
+    }
+    let _up = [neighbour(&node, "m").await, neighbour(&node, "f").await];
+    let reason = greet(&node, "m", &reads("e", "m")).await.welcomed.expect_err("another owns it");
+    assert!(reason.contains("not served here"), "{reason}");
+    while told.try_recv().is_ok() {}
+    // The shard of this test keeps no client, so the places are kept here.
+    let places: Vec<_> = std::iter::from_fn(|| readers::admit(&node, "d", "m").ok()).take(100).collect();
+    assert!((1..=8).contains(&places.len()), "{} connections", places.len());
+    let reason = greet(&node, "m", &reads("d", "m")).await.welcomed.expect_err("it has its places");
+    assert!(reason.contains("connections already"), "{reason}");
+    greet(&node, "f", &reads("d", "f")).await.welcomed.expect("another node has places of its own");
+    drop(places);
+    greet(&node, "m", &reads("d", "m")).await.welcomed.expect("given back");
+    let (entry, mut d) = change::read(&*node.registry, "d").await.unwrap();
+    d.importing = 3;
+    node.registry.transact(d.replace(&entry)).await.unwrap();
+    let mut disks = node.records.disks.changes();
+    disks.wait_for(|known| known["d"].importing == 3).await.unwrap();
+    greet(&node, "m", &reads("d", "m")).await.welcomed.expect_err("half of an import");
 }
 
 /// Every frame of a replication channel, sent without waiting for an answer behind a greeting that is refused.

@@ -285,13 +285,9 @@ impl Disk {
             tracing::warn!(disk = self.name, "client not taken: a load overwrites the disk");
             return;
         }
-        if client.via().is_some_and(|via| self.follower.as_deref() != Some(via)) {
+        if let Some(via) = client.follows_on().filter(|via| self.follower.as_deref() != Some(*via)) {
             // Whoever has just begun to follow tries again.
-            tracing::info!(
-                disk = self.name,
-                via = client.via(),
-                "client not taken: its node does not follow"
-            );
+            tracing::info!(disk = self.name, via, "client not taken: its node does not follow");
             return;
         }
         if let Err(error) = self.exports.attach(client, workspace) {

@@ -188,8 +188,10 @@ pub enum Phase {
     Absent,
     /// The registry is to name this node.
     Claiming,
-    /// Others may have the filesystem mounted.
+    /// Others may have the filesystem mounted, and are being cut off from the LUN.
     Fencing,
+    /// Nobody is to be fenced. It looks for a while whether somebody whom the registry does not know uses the LUN, by heartbeats there.
+    Listening,
     /// The filesystem is being mounted: its log is replayed.
     Mounting,
     /// Owners come, and are served.
@@ -206,6 +208,7 @@ impl Phase {
             Phase::Absent => "absent",
             Phase::Claiming => "claiming",
             Phase::Fencing => "fencing",
+            Phase::Listening => "listening",
             Phase::Mounting => "mounting",
             Phase::Serving => "serving",
             Phase::Draining => "draining",
@@ -287,7 +290,8 @@ impl<N: Copy + Debug + Ord> Claim<N> {
             Mount::Yes | Mount::Going => Phase::Draining,
             Mount::No if !self.wanted => Phase::Absent,
             Mount::No if !self.is_mine() => Phase::Claiming,
-            Mount::No => Phase::Fencing,
+            Mount::No if self.unfenced().next().is_some() => Phase::Fencing,
+            Mount::No => Phase::Listening,
         }
     }
 
@@ -462,17 +466,22 @@ impl<N: Copy + Debug + Ord> Claim<N> {
         self.silence == Step::Done || self.planted.has(Bug::IgnoreHeartbeat)
     }
 
+    /// Processes of other nodes on the list that may still write.
+    fn unfenced(&self) -> impl Iterator<Item = Process<N>> {
+        let others = self.record.mounts.iter().filter(|other| other.node != self.me.node);
+        others.filter(|other| !self.fenced.contains(*other)).copied()
+    }
+
     /// Whether no other process of the list can write. Those of this node are gone: it could not have been admitted otherwise.
     fn fence_others(&mut self, effects: &mut Vec<Effect<N>>) -> bool {
         let epoch = self.record.epoch;
-        let others: Vec<Process<N>> =
-            self.record.mounts.iter().filter(|other| other.node != self.me.node).copied().collect();
-        for process in others.iter().filter(|other| !self.fenced.contains(*other)) {
+        let others: Vec<Process<N>> = self.unfenced().collect();
+        for process in &others {
             if self.asked.insert(*process) {
                 effects.push(Effect::Fence { process: *process, epoch });
             }
         }
-        others.iter().all(|other| self.fenced.contains(other)) || self.planted.has(Bug::MountBeforeFence)
+        others.is_empty() || self.planted.has(Bug::MountBeforeFence)
     }
 
     /// Claims the volume, with this process on the list, or leaves the record: what is listed is not admitted to the LUN.

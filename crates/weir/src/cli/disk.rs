@@ -52,7 +52,7 @@ pub enum DiskCommand {
         /// use the disk meanwhile. If the copy fails or is interrupted, the new disk is removed. Afterwards it is open.
         #[arg(long)]
         copy: bool,
-        /// Only say in how many extents the source is, and how long the clone would take.
+        /// Only say whether it could be made, in how many extents the source is, and how long the clone would take.
         #[arg(long, conflicts_with = "copy")]
         dry_run: bool,
         /// As of `weir disk create`.

@@ -32,11 +32,11 @@ pub enum NodeCommand {
         #[arg(add = completion::nodes())]
         name: String,
     },
-    /// Move a node's disks and copies to other nodes while they are in use, for maintenance.
+    /// Move a node's disks, copies and coordinations to other nodes while they are in use, for maintenance.
     ///
     /// Nothing is placed on the node until it is resumed, also after a restart. Refuses, and changes nothing, if a disk would end
-    /// with fewer copies than its policy requests, or cannot go anywhere. Waits until nothing counts on the node: it may then be
-    /// stopped.
+    /// with fewer copies than its policy requests, or cannot go anywhere, or if no other node can coordinate a volume on a LUN that this
+    /// one coordinates. Waits until nothing counts on the node and other nodes serve those volumes: it may then be stopped.
     Drain {
         /// The node.
         #[arg(add = completion::nodes())]

@@ -27,7 +27,7 @@ pub enum SnapshotCommand {
         /// are on different disks. Their clients wait for a moment.
         #[arg(long, value_name = "DISK", value_delimiter = ',', add = completion::disks())]
         group: Vec<String>,
-        /// Only say in how many extents the disk is, and how long the snapshot would take.
+        /// Only say whether it could be made, in how many extents the disk is, and how long the snapshot would take.
         #[arg(long, conflicts_with = "group")]
         dry_run: bool,
     },

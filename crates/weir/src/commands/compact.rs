@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_node::api::{ApiErrorKind, CompactionView, LayoutView};
+use weir_node::api::{ApiErrorKind, CompactionView, LayoutView, LookAtLayout, compaction_interrupted};
 use weir_node::client::Client;
 use weir_node::units::{about, count};
 
@@ -16,20 +16,42 @@ use crate::output::{note, print};
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
+/// Longest time without an answer about it.
+const SILENT: Duration = Duration::from_secs(60);
+
 /// Copies a disk to fewer extents, and shows the progress.
 pub fn run(global: &Global, disk: &str, dry_run: bool) -> Result<(), Failure> {
-    let client = any_node(global)?;
+    let mut client = any_node(global)?;
     let begun = client.compact(disk, dry_run)?;
     if dry_run {
         return print(global.output, &begun, would);
     }
+    note(&format!(
+        "{disk} is copied; if this command ends, that goes on, and `weir disk show {disk}` tells how far it is"
+    ));
     let (was_open, mut now, mut said) = (begun.was_open, begun, Nanos::now());
+    let mut heard = Nanos::now();
     while now.state != "done" {
         std::thread::sleep(LOOK_AGAIN);
         now = match client.compaction(disk) {
-            // The asked node itself may have been busy; the next look tells.
-            Err(error) if error.kind == ApiErrorKind::Unavailable && is_under_way(&client, disk) => now,
-            other => other?,
+            Ok(view) => {
+                heard = Nanos::now();
+                view
+            }
+            // The asked node was busy, or the volume is about to have another coordinator, which says more.
+            Err(error)
+                if error.kind == ApiErrorKind::Unavailable
+                    && error.code.is_empty()
+                    && Nanos::now() - heard < SILENT =>
+            {
+                client = any_node(global).unwrap_or(client);
+                now
+            }
+            // A coordinator that knows nothing of it is another one.
+            Err(error) if error.kind == ApiErrorKind::NotFound => {
+                return Err(compaction_interrupted(disk).into());
+            }
+            Err(error) => return Err(error.into()),
         };
         if Nanos::now() - said >= LINE_EVERY {
             note(&format!("{disk}: {} of {} copied", about(now.copied), about(now.bytes)));
@@ -37,11 +59,6 @@ pub fn run(global: &Global, disk: &str, dry_run: bool) -> Result<(), Failure> {
         }
     }
     print(global.output, &CompactionView { was_open, ..now }, done)
-}
-
-/// A failure of the copy may have the kind of a node's that does not answer. The second look tells them apart.
-fn is_under_way(client: &Client, disk: &str) -> bool {
-    client.compaction(disk).is_ok()
 }
 
 fn would(plan: &CompactionView) -> String {
@@ -83,7 +100,8 @@ fn unshared(view: &CompactionView, take: &str) -> String {
 /// Says beside the result what a snapshot or a clone of a disk in many extents costs.
 pub fn tell(client: &Client, disk: &str, snapshot: Option<&str>) {
     // Whatever is wrong, the command itself says.
-    if let Ok(layout) = client.layout(disk, snapshot)
+    let wanted = LookAtLayout { snapshot: snapshot.map(str::to_owned), before: None };
+    if let Ok(layout) = client.layout(disk, &wanted)
         && layout.is_many
     {
         note(&layout.advice);

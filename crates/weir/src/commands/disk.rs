@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use weir_block::size::Size;
-use weir_node::api::{CloneDisk, CreateDisk, Delete, Deleted, DiskView, Disks, Export, Moved};
+use weir_node::api::{
+    CloneDisk, CreateDisk, Delete, Deleted, DiskView, Disks, Export, LookAtLayout, Moved, Sharing,
+};
 use weir_node::shard::messages::{DiskStatus, LimitDelays, RouteReason, RouteView};
 use weir_node::units::{Period, about, count};
 use weir_report::format;
@@ -26,8 +28,11 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
             print(global.output, &any_node(global)?.create_disk(&wanted)?, show)
         }
         // One that is copied is made from an image: see `image::copy`.
-        DiskCommand::Clone { source, name, dry_run: true, .. } => {
-            let layout = any_node(global)?.layout(&source.disk, source.snapshot.as_deref())?;
+        DiskCommand::Clone { source, name, policy, medium, limit, dry_run: true, .. } => {
+            let (limit, snapshot) = (limit.limit().map_err(Failure::usage)?, source.snapshot.clone());
+            let clone = CloneDisk { name: name.clone(), snapshot: snapshot.clone(), policy, medium, limit };
+            let wanted = LookAtLayout { snapshot, before: Some(Sharing::Clone(clone)) };
+            let layout = any_node(global)?.layout(&source.disk, &wanted)?;
             let from = source.snapshot.iter().fold(source.disk.clone(), |disk, one| format!("{disk}@{one}"));
             print(global.output, &layout, |layout| planned(layout, &format!("clone {from} as {name}")))
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_node::api::{DrainNode, NodeView, NodeWork};
+use weir_node::api::{ApiErrorKind, DrainNode, NodeView, NodeWork, VolumeView};
 use weir_node::client::Client;
 use weir_node::units::count;
 
@@ -22,6 +22,9 @@ const LINE_EVERY: Duration = Duration::from_secs(1);
 /// Without any progress for so long, waiting ends: something holds the rest back.
 const STUCK: Duration = Duration::from_secs(120);
 
+/// Longest wait for other nodes to serve the volumes that a drained node has coordinated.
+const SERVED: Duration = Duration::from_secs(60);
+
 /// Runs a subcommand.
 pub fn run(global: &Global, command: NodeCommand) -> Result<(), Failure> {
     let client = any_node(global)?;
@@ -32,6 +35,7 @@ pub fn run(global: &Global, command: NodeCommand) -> Result<(), Failure> {
             return print(global.output, &work, |work| format!("{}\n{}", text(work), would(work)));
         }
         NodeCommand::Drain { name, fewer_copies, no_wait, .. } => {
+            let coordinated = client.node(&name)?.volumes;
             let begun = client.drain_node(&name, &DrainNode { fewer_copies, dry_run: false })?;
             if !begun.node.is_there() {
                 note(&format!(
@@ -41,9 +45,14 @@ pub fn run(global: &Global, command: NodeCommand) -> Result<(), Failure> {
             }
             match no_wait {
                 true => begun,
-                false => wait(&client, begun, is_drained, |work| {
-                    format!("{}: {} left", work.node.name, counting(work))
-                })?,
+                false => {
+                    let drained = wait(&client, begun, is_drained, |work| {
+                        format!("{}: {} left", work.node.name, counting(work))
+                    })?;
+                    let volumes = coordinated.into_iter().map(|one| one.volume).collect();
+                    await_served(&client, &name, volumes)?;
+                    drained
+                }
             }
         }
         NodeCommand::Resume { name, no_wait } => {
@@ -110,11 +119,55 @@ fn wait(
         std::thread::sleep(LOOK_AGAIN);
         work = match client.node(&work.node.name) {
             // The asked node itself may have been busy; the next look tells.
-            Err(error) if error.kind == weir_node::api::ApiErrorKind::Unavailable => work,
+            Err(error) if error.kind == ApiErrorKind::Unavailable => work,
             other => other?,
         };
     }
     Ok(work)
+}
+
+/// Waits until other nodes than `drained` serve the volumes that it has coordinated: until then, what needs their coordinators waits.
+fn await_served(client: &Client, drained: &str, mut volumes: Vec<String>) -> Result<(), Failure> {
+    let (began, mut said) = (Nanos::now(), None::<Nanos>);
+    loop {
+        let known = match client.volumes() {
+            // The asked node itself may have been busy; the next look tells.
+            Err(error) if error.kind == ApiErrorKind::Unavailable => Vec::new(),
+            other => other?,
+        };
+        let unserved = |name: &String| match known.iter().find(|one| one.name == *name) {
+            Some(volume) => is_unserved(volume, drained),
+            // Deleted meanwhile, unless nothing is known.
+            None => known.is_empty(),
+        };
+        volumes.retain(unserved);
+        let Some(first) = volumes.first() else { return Ok(()) };
+        let lun = known.iter().find(|one| one.name == *first).and_then(|one| one.lun.as_ref());
+        let trouble = lun.map(|lun| lun.trouble.as_str()).filter(|trouble| !trouble.is_empty());
+        let reason = trouble.unwrap_or("no node says that it serves it");
+        let now = Nanos::now();
+        if now - began >= SERVED {
+            let all = volumes.join(", ");
+            let message = format!(
+                "node {drained} is drained, but after {} s no other node coordinates volume {all}: {reason}",
+                SERVED.as_secs()
+            );
+            return Err(Failure::new(FailureKind::Refused, message).hint(format!(
+                "`weir volume show {first}` shows who tries; do not stop {drained} before one does"
+            )));
+        }
+        if said.is_none_or(|at| now - at >= LINE_EVERY) {
+            note(&format!("{drained}: volume {first} waits for its new coordinator: {reason}"));
+            said = Some(now);
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+/// Whether nobody else than this node serves a volume on a LUN.
+fn is_unserved(volume: &VolumeView, drained: &str) -> bool {
+    let Some(lun) = &volume.lun else { return false };
+    !lun.trouble.is_empty() || lun.coordinator.as_deref().is_none_or(|node| node == drained)
 }
 
 /// What a drain would do.
@@ -161,4 +214,28 @@ fn text(work: &NodeWork) -> String {
 
 fn or_none(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_node::api::LunView;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_is_served_once_another_node_says_so() {
+        let lun = |coordinator: Option<&str>, trouble: &str| {
+            let lun = LunView {
+                coordinator: coordinator.map(str::to_owned),
+                trouble: trouble.to_owned(),
+                ..LunView::default()
+            };
+            is_unserved(&VolumeView { lun: Some(lun), ..VolumeView::default() }, "n2")
+        };
+        assert!(lun(None, "nobody coordinates it"));
+        assert!(lun(Some("n2"), ""), "it has not given it up yet");
+        assert!(lun(Some("n1"), "its coordinator n1 does not answer"));
+        assert!(!lun(Some("n1"), ""));
+        assert!(!is_unserved(&VolumeView::default(), "n2"), "a directory has no coordinator");
+    }
 }

@@ -1,6 +1,6 @@
 //! `weir snapshot`
 
-use weir_node::api::{RollBack, RolledBack, SnapshotView, Snapshots};
+use weir_node::api::{CreateSnapshot, LookAtLayout, RollBack, RolledBack, Sharing, SnapshotView, Snapshots};
 use weir_node::units::about;
 
 use super::compact::{self, planned};
@@ -16,7 +16,9 @@ pub fn run(global: &Global, command: SnapshotCommand) -> Result<(), Failure> {
     let client = any_node(global)?;
     match command {
         SnapshotCommand::Create { snapshot: SnapshotName { disk, name }, dry_run: true, .. } => {
-            print(global.output, &client.layout(&disk, None)?, |layout| {
+            let snapshot = CreateSnapshot { name: name.clone(), group: Vec::new() };
+            let wanted = LookAtLayout { snapshot: None, before: Some(Sharing::Snapshot(snapshot)) };
+            print(global.output, &client.layout(&disk, &wanted)?, |layout| {
                 planned(layout, &format!("make snapshot {disk}@{name}"))
             })
         }

@@ -14,6 +14,7 @@ use weir_block::{
 use weir_nbd::protocol::error;
 use weir_nbd::server::{Asked, CheckedRequest, RequestHead, Session, Terms, describe_extents, error_number};
 
+use super::client::Via;
 use super::edges::Edges;
 use super::gate::Gate;
 use super::replies::{Counted, Data, Flushed, Form, Replies, To};
@@ -270,8 +271,8 @@ pub(super) struct Connection {
     counted: usize,
     /// The last time that bytes moved in either direction.
     moved: Nanos,
-    /// The node whose client it is, if that is another one.
-    pub via: Option<String>,
+    /// The other node that it comes by, if it is not this one's.
+    pub via: Option<Via>,
     /// The client has gone, and its next request waited for the disk's limit.
     pub hung_up: bool,
     /// In its disk's list of connections to pump, or in line at its gate.

@@ -157,7 +157,7 @@ fn copy(
     compaction: &Compaction,
     coordinates: impl Fn(u64) -> bool,
 ) -> Result<Replacement, VolumeError> {
-    let Begun { replacement, own, new, size } = Replacement::begin(files, disk, number)?;
+    let Begun { replacement, own, new, size } = Replacement::begin(files, disk, number, true)?;
     let path = files.disk_path(disk)?;
     let copied = compaction::copy(&own, &new, size, |bytes| {
         compaction.copied.fetch_add(bytes, Ordering::Relaxed);

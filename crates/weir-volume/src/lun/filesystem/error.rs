@@ -30,6 +30,19 @@ pub enum FilesystemError {
         /// Why.
         source: io::Error,
     },
+    /// XFS has the filesystem mounted through another device of this host.
+    #[error(
+        "{}: its filesystem is still mounted in this kernel, through {}: a process that has coordinated the volume on this host is stopped or \
+         hangs, and has not let go of it; end that process (SIGKILL also ends a stopped one), and the volume is mounted here",
+        .path.display(),
+        .other.display()
+    )]
+    InThisKernel {
+        /// The LUN.
+        path: PathBuf,
+        /// The device of that mount.
+        other: PathBuf,
+    },
     /// It has a filesystem that a shared volume cannot use.
     #[error("{} has a filesystem that cannot be a shared volume: {source}", .path.display())]
     Unsuitable {
@@ -114,7 +127,8 @@ impl FilesystemError {
             FilesystemError::System { source, .. } | FilesystemError::Mount { source, .. } => {
                 source.raw_os_error()
             }
-            FilesystemError::Unsuitable { .. }
+            FilesystemError::InThisKernel { .. }
+            | FilesystemError::Unsuitable { .. }
             | FilesystemError::Sectors { .. }
             | FilesystemError::OtherLun { .. }
             | FilesystemError::NotWritten { .. } => None,

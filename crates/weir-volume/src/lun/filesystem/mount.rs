@@ -62,7 +62,8 @@ impl Mounted {
         check_sectors(&device, lun, &superblock)?;
         // The kernel opens it exclusively itself.
         drop(device);
-        let mount = patiently(|| mount(lun, superblock.kind))?;
+        let mount =
+            patiently(|| mount(lun, superblock.kind)).map_err(|error| explained(error, &superblock))?;
         // The mount's own descriptor is for paths only (`O_PATH`).
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::openat(&mount, ".", flags, Mode::empty())
@@ -319,6 +320,28 @@ fn patiently<T>(attempt: impl Fn() -> Result<T, FilesystemError>) -> Result<T, F
 /// XFS takes no filesystem of the same identity twice on a host, and on another path to the LUN an unmount of this host may still be under way.
 fn is_unmounting(error: &FilesystemError) -> bool {
     matches!(error, FilesystemError::Mount { kind: Kind::Xfs, source, .. } if source.raw_os_error() == Some(libc::EINVAL))
+}
+
+/// The kernel's own words for that, "duplicate UUID", are in its log alone. On hosts of their own, two nodes share no kernel.
+fn explained(error: FilesystemError, superblock: &Superblock) -> FilesystemError {
+    match (&error, is_unmounting(&error)) {
+        (FilesystemError::Mount { path, .. }, true) => match mounted_elsewhere(path, superblock.uuid) {
+            Some(other) => FilesystemError::InThisKernel { path: path.clone(), other },
+            None => error,
+        },
+        _ => error,
+    }
+}
+
+/// Another device of this host by which XFS has a filesystem of this identity mounted, at a path or not.
+fn mounted_elsewhere(lun: &Path, uuid: [u8; 16]) -> Option<PathBuf> {
+    let own = lun.canonicalize().ok()?;
+    let mounted = std::fs::read_dir("/sys/fs/xfs").ok()?.flatten();
+    let devices = mounted.map(|entry| Path::new("/dev").join(entry.file_name()));
+    devices.filter(|device| *device != own).find(|device| {
+        let found = File::open(device).ok().and_then(|opened| content(&opened, device).ok());
+        matches!(found, Some(Content::Filesystem(found)) if found.uuid == uuid)
+    })
 }
 
 fn mount(lun: &Path, kind: Kind) -> Result<OwnedFd, FilesystemError> {

@@ -51,7 +51,9 @@ impl Shared {
             },
             // Somebody else on this host has it.
             Err(error) if error.is_busy() => Err(error.to_string()),
-            Err(error @ FilesystemError::Mount { .. }) => Err(undone(error.to_string())),
+            Err(error @ (FilesystemError::Mount { .. } | FilesystemError::InThisKernel { .. })) => {
+                Err(undone(error.to_string()))
+            }
             Err(error) => Err(error.to_string()),
         }
     }

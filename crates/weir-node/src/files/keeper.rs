@@ -1,0 +1,244 @@
+//! Answers the kernel for one file while the disk's shard does not.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::io::Errno;
+use tokio::io::unix::AsyncFd;
+use tokio::sync::{Semaphore, oneshot};
+use weir_block::{Nanos, Stream};
+use weir_cluster::records::NodeRef;
+use weir_export::fuse::{self, Asked, Bridge, File, Io, IoKind};
+use weir_export::nbd::AcceptedClient;
+
+use super::owner::Owner;
+use crate::config::FilesElsewhere;
+use crate::control::Node;
+use crate::control::decide::is_live;
+use crate::exports::{self, Exports};
+use crate::throttles::FILE_REFUSED;
+
+/// Pause between two looks at where a disk is that somebody has open or waits for.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Longest time without an answer, for requests of a disk that no node serves.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// Requests that are taken in one go.
+const BATCH: usize = 64;
+
+/// Answers the kernel for one file.
+pub(super) struct Keeper {
+    node: Arc<Node>,
+    exports: Arc<Exports>,
+    /// The identity of the disk: another one may get its name.
+    disk: u64,
+    device: AsyncFd<OwnedFd>,
+    /// The way to the disk's owner, on another node.
+    owner: Owner,
+    /// Since when somebody has waited for the disk, and has had no answer.
+    waits_since: Option<Nanos>,
+}
+
+impl Keeper {
+    /// Of the disk with this identity, whose file has this descriptor at the kernel. `readers` are the places of the node's files that
+    /// are read on other nodes.
+    pub(super) fn new(
+        node: Arc<Node>,
+        exports: Arc<Exports>,
+        readers: Arc<Semaphore>,
+        disk: u64,
+        device: AsyncFd<OwnedFd>,
+    ) -> Keeper {
+        let owner = Owner::new(Arc::clone(&node), readers);
+        Keeper { node, exports, disk, device, owner, waits_since: None }
+    }
+
+    /// Serves the file until the kernel or `ended` ends it.
+    pub(super) async fn run(mut self, mut file: File, mut ended: oneshot::Receiver<()>) {
+        loop {
+            let served = tokio::select! {
+                served = self.answer(&mut file) => served,
+                _ = &mut ended => return,
+            };
+            if let Err(error) = served {
+                tracing::warn!(disk = file.name(), %error, "fuse: the kernel has ended a disk's file");
+                return;
+            }
+            let name = file.name().to_owned();
+            let returned = match self.hand_over(file) {
+                Ok(returned) => returned,
+                Err(error) => {
+                    tracing::error!(disk = name, %error, "fuse: a disk's file cannot be served");
+                    return;
+                }
+            };
+            file = tokio::select! {
+                returned = returned => match returned {
+                    Ok(file) => file,
+                    Err(_) => return,
+                },
+                _ = &mut ended => return,
+            };
+            if file.is_open() {
+                // The disk was closed or moved, or takes no clients at present.
+                tokio::time::sleep(LOOK).await;
+            }
+        }
+    }
+
+    /// Answers until the disk is here and somebody has its file open.
+    async fn answer(&mut self, file: &mut File) -> io::Result<()> {
+        loop {
+            if self.exports.serves(file.name()) {
+                self.owner.hand_back(file, self.device.get_ref().as_fd())?;
+                if file.is_open() {
+                    self.waits_since = None;
+                    return file.ask_again(self.device.get_ref().as_fd());
+                }
+            }
+            self.look_for_owner(file)?;
+            self.consider_giving_up(file)?;
+            let is_awaited = file.is_open() || file.is_awaited() || self.owner.is_awaited();
+            tokio::select! {
+                ready = self.device.readable(), if !self.owner.is_full() => {
+                    let mut ready = ready?;
+                    let device = ready.get_inner();
+                    let mut taker = Taker {
+                        node: &self.node, exports: &self.exports, owner: &mut self.owner, device, file: &mut *file,
+                    };
+                    if taker.take()? {
+                        ready.clear_ready();
+                    }
+                    self.owner.send(file).await;
+                }
+                heard = self.owner.hear() => {
+                    if self.owner.act_on(heard, file, self.device.get_ref().as_fd())? {
+                        // Whoever waits still has waited for the next answer from now on.
+                        self.waits_since = None;
+                    }
+                }
+                () = tokio::time::sleep(LOOK), if is_awaited => {}
+            }
+        }
+    }
+
+    /// Keeps the way to the owner as long as somebody has the file open, and to no other process.
+    fn look_for_owner(&mut self, file: &mut File) -> io::Result<()> {
+        let record = self.node.records.disk(file.name());
+        let is_ours = record.is_some_and(|record| record.id == self.disk && record.importing == 0);
+        let owner = if is_ours { reads_at(&self.node, file) } else { None };
+        self.owner.follow(owner, file, self.device.get_ref().as_fd())
+    }
+
+    /// Requests do not wait for a disk that another node serves and this one may not read, and not without an end (a program that waits
+    /// cannot be killed).
+    fn consider_giving_up(&mut self, file: &mut File) -> io::Result<()> {
+        if !file.is_awaited() && !self.owner.is_awaited() {
+            self.waits_since = None;
+            return Ok(());
+        }
+        let now = Nanos::now();
+        let since = *self.waits_since.get_or_insert(now);
+        let is_refused = self.node.config.fuse.elsewhere == FilesElsewhere::Refuse
+            && owner_elsewhere(&self.node, file).is_some();
+        if is_refused || now - since >= LONGEST_WAIT {
+            let reason = self.exports.why_not_here(file.name());
+            tracing::warn!(disk = file.name(), reason, "fuse: requests of a disk's file fail");
+            let device = self.device.get_ref().as_fd();
+            self.owner.refuse_openers(file, device, &reason)?;
+            self.owner.leave(file);
+            file.give_up(device);
+            self.waits_since = None;
+        }
+        Ok(())
+    }
+
+    /// Gives the file to the disk's shard. It comes back when its last opener or the disk has gone.
+    fn hand_over(&self, file: File) -> io::Result<oneshot::Receiver<File>> {
+        let device = self.device.get_ref().try_clone()?;
+        let session = fuse::session(file.name());
+        let (back, returned) = oneshot::channel();
+        let stream = Stream::Protected(device, Box::new(Bridge::new(file, back)));
+        exports::attach(&self.node, AcceptedClient { stream, leftover: Vec::new(), session, via: None });
+        Ok(returned)
+    }
+}
+
+/// The live process on another node that owns a file's disk.
+fn owner_elsewhere(node: &Node, file: &File) -> Option<NodeRef> {
+    let owner = node.records.disk(file.name())?.owner?;
+    (owner != node.session.node_ref() && is_live(&node.records.nodes.now(), &owner)).then_some(owner)
+}
+
+/// The owner that answers what is read here.
+fn reads_at(node: &Node, file: &File) -> Option<NodeRef> {
+    let reads = node.config.fuse.elsewhere == FilesElsewhere::Read;
+    if reads { owner_elsewhere(node, file) } else { None }
+}
+
+/// Takes what the kernel asks for, while the shard does not.
+struct Taker<'a> {
+    node: &'a Node,
+    exports: &'a Exports,
+    owner: &'a mut Owner,
+    device: &'a OwnedFd,
+    file: &'a mut File,
+}
+
+impl Taker<'_> {
+    /// True: that was all.
+    fn take(&mut self) -> io::Result<bool> {
+        for _ in 0..BATCH {
+            if self.owner.is_full() {
+                return Ok(false);
+            }
+            let request = self.owner.buffer();
+            let length = match rustix::io::read(self.device, &mut request[..]) {
+                Ok(length) => length,
+                Err(Errno::AGAIN) => return Ok(true),
+                Err(Errno::INTR | Errno::NOENT) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            match self.file.take(self.device.as_fd(), &request[..length])? {
+                Asked::Nothing => {}
+                Asked::Closed => self.owner.leave(self.file),
+                Asked::Open { unique, .. } if self.exports.serves(self.file.name()) => {
+                    self.file.opened(self.device.as_fd(), unique)?;
+                    // The shard takes the rest.
+                    return Ok(false);
+                }
+                Asked::Open { unique, writes } => self.open(unique, writes)?,
+                Asked::Io(io) => self.serve(&io)?,
+                Asked::Ended => return Err(io::ErrorKind::NotConnected.into()),
+            }
+        }
+        Ok(false)
+    }
+
+    fn open(&mut self, unique: u64, writes: bool) -> io::Result<()> {
+        let device = self.device.as_fd();
+        if !writes && reads_at(self.node, self.file).is_some() {
+            return self.owner.open(unique, self.file, device);
+        }
+        if let Some(left_out) = FILE_REFUSED.pass(Nanos::now()) {
+            let (disk, reason) = (self.file.name(), self.exports.why_not_here(self.file.name()));
+            tracing::warn!(disk, writes, reason, left_out, "fuse: opening a disk's file is refused");
+        }
+        self.file.refuse(device, unique, Errno::BUSY)
+    }
+
+    fn serve(&mut self, io: &Io) -> io::Result<()> {
+        let reads = matches!(io.kind, IoKind::Read | IoKind::Seek { .. });
+        if reads && self.owner.ask(io) {
+            return Ok(());
+        }
+        // Nothing but reading goes on where another node owns the disk.
+        if !reads && owner_elsewhere(self.node, self.file).is_some() {
+            return self.file.refuse(self.device.as_fd(), io.unique, Errno::IO);
+        }
+        self.file.keep_waiting(self.device.as_fd(), io.unique)
+    }
+}
