@@ -392,7 +392,10 @@ fn a_coordinator_that_is_replaced_is_fenced_and_comes_back() {
         first.await_phase(Phase::Serving);
         assert_eq!(lun.fences(), 1, "{command}");
         let phases = first.shown.lock().unwrap().phases.clone();
-        assert!(phases.contains(&Phase::Listening) && !phases.contains(&Phase::Fencing), "{command}: {phases:?}");
+        assert!(
+            phases.contains(&Phase::Listening) && !phases.contains(&Phase::Fencing),
+            "{command}: {phases:?}"
+        );
         assert_eq!(first.with_filesystem(|mounted| length(mounted, "another")), 4096);
         // One that learns of a claim unmounts. If it is on the list no more when the other one looks, it is not fenced.
         second.wanted(true);

@@ -111,6 +111,7 @@ fn programs_read_what_is_acknowledged_on_the_owner_and_write_nothing() {
     run("cmp", [here, &there]);
     assert_eq!(std::fs::metadata(&there).unwrap().len(), SIZE);
     // Holes are found, and are holes on both nodes.
+    bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.dirty_bytes == 0));
     let map = |path: &str| run("qemu-img", ["map", "-U", "-f", "raw", "--output=json", path]);
     let (holes, expected) = (map(&there), map(here));
     assert!(holes.contains("\"data\": false") && holes.contains("\"data\": true"), "{holes}");
@@ -265,7 +266,8 @@ fn the_owner_takes_nothing_but_reads_from_a_reading_node_and_not_many_connection
     let connect = || {
         let replica = NodeRef::new(status.node.clone(), status.incarnation);
         let greeting = Greeting { disk: DISK.into(), owner: here.clone(), replica, purpose: Purpose::Read };
-        let mut stream = TcpStream::connect(status.peer_address).unwrap();
+        let view = status.nodes.iter().find(|view| view.name == status.node).unwrap();
+        let mut stream = TcpStream::connect(&view.peer_address).unwrap();
         stream.set_read_timeout(Some(SOON)).unwrap();
         stream.write_all(&greeting.encode()).unwrap();
         stream

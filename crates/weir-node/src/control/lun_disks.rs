@@ -5,12 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use weir_cluster::records::{DiskRecord, Source};
+use weir_volume::DirVolume;
 use weir_volume::lun::serving::OpenedDisk;
-use weir_volume::{DirVolume, snapshot};
 
-use super::node::{Node, blocking};
-use super::provisioning::Files;
-use crate::error::{COMPACTION_INTERRUPTED, compaction_interrupted};
+use super::node::Node;
 use crate::peer::{Greeting, Purpose};
 use crate::shard::messages::{Command, OpenedServed};
 
@@ -79,24 +77,6 @@ pub async fn serve(node: &Node, record: &DiskRecord) -> Result<(), String> {
     node.shards.ask_patiently(&record.name, begin).await.map_err(|error| error.message)??;
     served.insert(record.name.clone(), record.volume.clone());
     Ok(())
-}
-
-/// This node coordinates a volume from now on: what a former coordinator has begun to copy, and did not get done, is removed and told.
-pub async fn drop_interrupted_copies(node: Arc<Node>, volume: String) {
-    let Ok(record) = node.volume(&volume).await else { return };
-    let files = Files::of(&node, record.clone());
-    let found = blocking(move || snapshot::interrupted_copies(&*files.open()?)).await;
-    for disk in found.unwrap_or_default() {
-        // Whoever has the disk in hand here has begun since, and has removed what was left.
-        let Some(_step) = node.intents.begin(&disk) else { continue };
-        let (files, of) = (Files::of(&node, record.clone()), disk.clone());
-        let removed = blocking(move || snapshot::remove_unfinished(&*files.open()?, &of)).await;
-        if let Err(error) = removed {
-            tracing::warn!(disk, %error, "the copy of a compaction that was interrupted is left");
-        }
-        let told = compaction_interrupted(&disk);
-        node.journal.tell(COMPACTION_INTERRUPTED, &disk, told.message);
-    }
 }
 
 /// The LUN of a disk that is open here has refused this node's I/O: its volume's task hears of that.

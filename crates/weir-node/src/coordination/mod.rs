@@ -2,10 +2,12 @@
 //! node's turn, and mounts its filesystem ([`weir_volume::lun::shell`] decides and acts; this is its way to the registry).
 //!
 //! - [`find`]: the LUN of a volume among this host's devices;
+//! - [`leftover`]: copies of disks that a former coordinator did not get done;
 //! - [`turn`]: whose turn it is, as a pure function;
 //! - [`volume`]: the task of one volume.
 
 pub(crate) mod find;
+mod leftover;
 mod turn;
 mod volume;
 

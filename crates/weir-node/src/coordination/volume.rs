@@ -23,6 +23,7 @@ use weir_volume::lun::reservations::{Key, Reservations};
 use weir_volume::lun::shell::{Answer, Host, Output, Shell};
 
 use super::find::find;
+use super::leftover;
 use super::turn::{Situation, Turn};
 use crate::config::ReservationsConfig;
 use crate::control::registry_copy::short;
@@ -360,7 +361,7 @@ impl Task {
                         state.notice.clear();
                     });
                     let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());
-                    tokio::spawn(lun_disks::drop_interrupted_copies(node, volume));
+                    tokio::spawn(leftover::drop_interrupted(node, volume));
                 }
                 Output::StopServing => {
                     let text = format!("{} coordinates it no more", self.node.session.node_ref());

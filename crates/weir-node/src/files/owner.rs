@@ -383,7 +383,8 @@ async fn connect(
     let stream = match tokio::time::timeout(limit, connected).await {
         Ok(connected) => connected.map_err(|error: io::Error| {
             let hint = match error.kind() {
-                io::ErrorKind::UnexpectedEof => {
+                // What was sent and not read makes a reset of the end.
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
                     ": fuse.elsewhere = \"read\" is needed there, too; its log has the reason"
                 }
                 _ => "",

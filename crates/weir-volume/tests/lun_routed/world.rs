@@ -1,7 +1,4 @@
-//! A disk of a shared volume under load: its owner on one path to a LUN, the coordinator with a real ext4 or XFS on another, and faults.
-#![allow(clippy::unwrap_used)]
-
-mod common;
+//! The disk, its owner, the coordinator, and a client that knows which versions each block may have.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,7 +13,6 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use common::{LoopDevice, run};
 use weir_block::{
     Code, Completion, Destage, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, Region,
     Request, RequestKind, SharedFile, Tag,
@@ -28,37 +24,39 @@ use weir_volume::lun::route_status::{Overdue, RouteCounts};
 use weir_volume::lun::serving::{Dispatch, OpenedDisk, Redirected, ServedDisk};
 use weir_volume::routed::{RoutedBacking, RoutedOptions};
 
-const MIB: u64 = 1 << 20;
-const BLOCK: u64 = 4096;
-const LUN: u64 = 600 * MIB;
-const EXT4: &str = "mkfs.ext4 -q -F -b 4096";
-const XFS: &str = "mkfs.xfs -q -f";
-const SOON: Duration = Duration::from_secs(60);
+use crate::common::{self, LoopDevice, run};
+
+pub const MIB: u64 = 1 << 20;
+pub const BLOCK: u64 = 4096;
+pub const LUN: u64 = 600 * MIB;
+pub const EXT4: &str = "mkfs.ext4 -q -F -b 4096";
+pub const XFS: &str = "mkfs.xfs -q -f";
+pub const SOON: Duration = Duration::from_secs(60);
 
 /// Longest time without a coordinator.
-const WAIT: Duration = Duration::from_secs(2);
+pub const WAIT: Duration = Duration::from_secs(2);
 
 /// `_IOR('X', 125, __u32)`: `XFS_IOC_GOINGDOWN`, `EXT4_IOC_SHUTDOWN`.
-const GOINGDOWN: libc::Ioctl = 0x8004_587D_u32 as libc::Ioctl;
+pub const GOINGDOWN: libc::Ioctl = 0x8004_587D_u32 as libc::Ioctl;
 /// Nothing more is written, not even the log.
 static NOLOGFLUSH: u32 = 2;
 /// `_IOWR('X', 119, int)` and `_IOWR('X', 120, int)`.
-const FIFREEZE: libc::Ioctl = 0xC004_5877_u32 as libc::Ioctl;
-const FITHAW: libc::Ioctl = 0xC004_5878_u32 as libc::Ioctl;
+pub const FIFREEZE: libc::Ioctl = 0xC004_5877_u32 as libc::Ioctl;
+pub const FITHAW: libc::Ioctl = 0xC004_5878_u32 as libc::Ioctl;
 /// `_IO(0x12, 93)`.
-const BLKROSET: libc::Ioctl = 0x125D;
+pub const BLKROSET: libc::Ioctl = 0x125D;
 /// `_IOW(0x94, 9, int)`.
-const FICLONE: libc::Ioctl = 0x4004_9409_u32 as libc::Ioctl;
+pub const FICLONE: libc::Ioctl = 0x4004_9409_u32 as libc::Ioctl;
 
 /// How the owner reaches the coordinator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+pub enum Way {
     Here,
     Remote,
 }
 
 /// Each read and write begins up to 300 us after it has come.
-struct Shuffle {
+pub struct Shuffle {
     rng: fastrand::Rng,
     leaving: BTreeSet<(Nanos, u64)>,
 }
@@ -81,7 +79,7 @@ impl Dispatch for Shuffle {
 }
 
 /// A filesystem that stands still. Whoever waits for it could not end otherwise.
-struct Frozen(File);
+pub struct Frozen(File);
 
 impl Drop for Frozen {
     fn drop(&mut self) {
@@ -91,48 +89,48 @@ impl Drop for Frozen {
 }
 
 /// A request of the client.
-struct Asked {
-    kind: RequestKind,
-    blocks: std::ops::Range<u64>,
-    version: u64,
+pub struct Asked {
+    pub kind: RequestKind,
+    pub blocks: std::ops::Range<u64>,
+    pub version: u64,
     /// Of a read: versions that each block may have had since.
-    allowed: Vec<Vec<u64>>,
+    pub allowed: Vec<Vec<u64>>,
 }
 
-struct World {
+pub struct World {
     // Dropped first: it waits for operations in flight.
-    reactor: Reactor,
-    owner: RoutedBacking,
-    served: Option<Rc<RefCell<ServedDisk>>>,
-    mounted: Option<Arc<Mounted>>,
-    way: Way,
-    coordinator: LoopDevice,
-    path: LoopDevice,
-    epoch: u64,
+    pub reactor: Reactor,
+    pub owner: RoutedBacking,
+    pub served: Option<Rc<RefCell<ServedDisk>>>,
+    pub mounted: Option<Arc<Mounted>>,
+    pub way: Way,
+    pub coordinator: LoopDevice,
+    pub path: LoopDevice,
+    pub epoch: u64,
     /// Something has happened to the coordinator's side.
-    touched: bool,
+    pub touched: bool,
     /// The coordinator begins redirected I/O in another order than it comes.
-    shuffles: bool,
-    size: u64,
-    events: Vec<Event>,
-    done: Vec<Completion>,
-    asked: BTreeMap<u64, Asked>,
-    next: u64,
+    pub shuffles: bool,
+    pub size: u64,
+    pub events: Vec<Event>,
+    pub done: Vec<Completion>,
+    pub asked: BTreeMap<u64, Asked>,
+    pub next: u64,
     /// Versions that each block may have: the last is the newest, and before it those that are not surely overwritten.
-    versions: Vec<Vec<u64>>,
-    region: Rc<Region>,
-    rng: fastrand::Rng,
-    clones: Vec<(String, Vec<u64>)>,
-    change: u64,
-    errors: Vec<IoError>,
+    pub versions: Vec<Vec<u64>>,
+    pub region: Rc<Region>,
+    pub rng: fastrand::Rng,
+    pub clones: Vec<(String, Vec<u64>)>,
+    pub change: u64,
+    pub errors: Vec<IoError>,
 }
 
 impl World {
-    fn new(format: &str, size: u64, way: Way, has_path: bool, seed: u64) -> Option<World> {
+    pub fn new(format: &str, size: u64, way: Way, has_path: bool, seed: u64) -> Option<World> {
         World::with_space_wait(format, size, way, has_path, seed, Duration::ZERO)
     }
 
-    fn with_space_wait(
+    pub fn with_space_wait(
         format: &str,
         size: u64,
         way: Way,
@@ -184,7 +182,7 @@ impl World {
     }
 
     /// This node coordinates.
-    fn serve(&mut self, has_owner: bool) {
+    pub fn serve(&mut self, has_owner: bool) {
         let opened = OpenedDisk::open(self.mounted.as_ref().unwrap(), "disk").unwrap();
         let owner = has_owner.then_some(7);
         let rng = fastrand::Rng::with_seed(SEED);
@@ -194,7 +192,7 @@ impl World {
         self.served = Some(Rc::new(RefCell::new(served)));
     }
 
-    fn connect(&mut self) {
+    pub fn connect(&mut self) {
         let served = Rc::clone(self.served.as_ref().unwrap());
         if self.way == Way::Here {
             return self.owner.connect_here(&mut self.reactor, &served);
@@ -208,11 +206,11 @@ impl World {
         self.owner.connect(&mut self.reactor, mine.into()).unwrap();
     }
 
-    fn disconnect(&mut self) {
+    pub fn disconnect(&mut self) {
         self.owner.disconnect(&mut self.reactor, None);
     }
 
-    fn turn(&mut self) {
+    pub fn turn(&mut self) {
         self.owner.advance(&mut self.reactor, &mut self.done);
         // As a shard does: when something has happened to it.
         if let Some(served) = &self.served {
@@ -240,7 +238,7 @@ impl World {
         }
     }
 
-    fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut World) -> bool) {
+    pub fn until(&mut self, what: &str, mut is_so: impl FnMut(&mut World) -> bool) {
         let deadline = Nanos::now() + SOON;
         while !is_so(self) {
             if Nanos::now() >= deadline {
@@ -253,11 +251,11 @@ impl World {
         }
     }
 
-    fn drain(&mut self) {
+    pub fn drain(&mut self) {
         self.until("requests do not end", |world| world.asked.is_empty());
     }
 
-    fn ask(&mut self, kind: RequestKind, blocks: std::ops::Range<u64>) {
+    pub fn ask(&mut self, kind: RequestKind, blocks: std::ops::Range<u64>) {
         self.next += 1;
         let (version, tag) = (self.next, Tag(self.next));
         let (offset, length) = (blocks.start * BLOCK, (blocks.end - blocks.start) * BLOCK);
@@ -319,7 +317,7 @@ impl World {
         }
     }
 
-    fn completed(&mut self, Completion { tag, result }: Completion) {
+    pub fn completed(&mut self, Completion { tag, result }: Completion) {
         let Asked { kind, blocks, version, allowed } = self.asked.remove(&tag.0).unwrap();
         let outcome = match result {
             Ok(outcome) => outcome,
@@ -344,7 +342,7 @@ impl World {
     }
 
     /// A request of a random kind within the first blocks.
-    fn ask_any(&mut self, blocks: u64) {
+    pub fn ask_any(&mut self, blocks: u64) {
         let start = self.rng.u64(0..blocks);
         let most = if self.rng.u8(0..10) == 0 { 400 } else { 8 };
         let end = (start + self.rng.u64(1..=most)).min(blocks);
@@ -362,7 +360,7 @@ impl World {
     }
 
     /// Requests at a depth, with `fault` now and then.
-    fn load(&mut self, requests: u64, blocks: u64, mut fault: impl FnMut(&mut World)) {
+    pub fn load(&mut self, requests: u64, blocks: u64, mut fault: impl FnMut(&mut World)) {
         let end = self.next + requests;
         while self.next < end {
             while self.asked.len() < 24 && self.next < end {
@@ -374,7 +372,7 @@ impl World {
     }
 
     /// Reads all of it.
-    fn read_all(&mut self) {
+    pub fn read_all(&mut self) {
         for start in (0..self.size / BLOCK).step_by(256) {
             self.ask(RequestKind::Read, start..(start + 256).min(self.size / BLOCK));
             self.until("reads do not end", |world| world.asked.len() < 24);
@@ -382,7 +380,7 @@ impl World {
         self.drain();
     }
 
-    fn set_path(&mut self, is_there: bool) {
+    pub fn set_path(&mut self, is_there: bool) {
         let device = File::open(&self.path.device).unwrap();
         let read_only = libc::c_int::from(!is_there);
         // SAFETY: the kernel reads a number that outlives the call.
@@ -394,7 +392,7 @@ impl World {
     }
 
     /// As when its host crashes: the filesystem writes nothing more.
-    fn crash_coordinator(&mut self) {
+    pub fn crash_coordinator(&mut self) {
         self.disconnect();
         let file = self.mounted.as_ref().unwrap().open("disk").unwrap();
         // SAFETY: the kernel reads a number that outlives the call.
@@ -405,7 +403,7 @@ impl World {
     }
 
     /// Whatever writes to the filesystem stands still until the value is dropped: as when its LUN hangs.
-    fn freeze(&self) -> Frozen {
+    pub fn freeze(&self) -> Frozen {
         let file = self.mounted.as_ref().unwrap().open("disk").unwrap();
         // SAFETY: the kernel reads no argument.
         let answer = unsafe { libc::ioctl(file.as_raw_fd(), FIFREEZE, 0) };
@@ -413,12 +411,12 @@ impl World {
         Frozen(file)
     }
 
-    fn reasons(&self) -> Vec<&'static str> {
+    pub fn reasons(&self) -> Vec<&'static str> {
         weir_volume::Backing::route(&self.owner).unwrap().reasons.iter().map(|one| one.name()).collect()
     }
 
     /// Writes to the first blocks until each of them is granted: grants arrive one after the other.
-    fn make_direct(&mut self, blocks: u64) {
+    pub fn make_direct(&mut self, blocks: u64) {
         self.until("not everything is granted", |world| {
             let before = world.owner.counts().file;
             (0..blocks).for_each(|block| world.ask(RequestKind::Write, block..block + 1));
@@ -427,7 +425,7 @@ impl World {
         });
     }
 
-    fn end_coordinator(&mut self) {
+    pub fn end_coordinator(&mut self) {
         self.touched = true;
         self.served.as_ref().unwrap().borrow_mut().stop(&mut self.reactor);
         self.until("the coordinator does not stop", |world| {
@@ -440,7 +438,7 @@ impl World {
         drop(mounted);
     }
 
-    fn mount_again(&mut self) {
+    pub fn mount_again(&mut self) {
         exclusive(&self.coordinator.device).unwrap();
         self.mounted = Some(Arc::new(Mounted::new(&self.coordinator.device).unwrap()));
         self.epoch += 1;
@@ -449,7 +447,7 @@ impl World {
     }
 
     /// Clones the disk, with the load going on.
-    fn clone_disk(&mut self) {
+    pub fn clone_disk(&mut self) {
         self.change += 1;
         let (change, name) = (self.change, format!("clone-{}", self.change));
         let clone = self.mounted.as_ref().unwrap().create(&name).unwrap();
@@ -478,7 +476,7 @@ impl World {
     }
 
     /// What a file has, through the filesystem.
-    fn file_versions(&self, name: &str) -> Vec<u64> {
+    pub fn file_versions(&self, name: &str) -> Vec<u64> {
         let file = self.mounted.as_ref().unwrap().open(name).unwrap();
         let mut buffer = self.reactor.buffers().take(MIB as usize).unwrap();
         let mut versions = Vec::new();
@@ -492,7 +490,7 @@ impl World {
     }
 
     /// Everything that was acknowledged is in the file, no clone has changed, and the filesystem is clean.
-    fn end(mut self) -> RouteCounts {
+    pub fn end(mut self) -> RouteCounts {
         self.drain();
         self.ask(RequestKind::Flush, 0..0);
         self.drain();
@@ -515,7 +513,7 @@ impl World {
     }
 }
 
-fn check_filesystem(device: &Path) {
+pub fn check_filesystem(device: &Path) {
     let kind = Command::new("blkid").args(["-s", "TYPE", "-o", "value"]).arg(device).output().unwrap();
     match String::from_utf8(kind.stdout).unwrap().trim() {
         "ext4" => run(Command::new("e2fsck").arg("-fn").arg(device)),
@@ -524,14 +522,14 @@ fn check_filesystem(device: &Path) {
 }
 
 /// A version that is zeroes.
-const ZERO: u64 = 1 << 63;
+pub const ZERO: u64 = 1 << 63;
 
 /// What a block of this version shows.
-fn shown(version: u64) -> u64 {
+pub fn shown(version: u64) -> u64 {
     if version & ZERO != 0 { 0 } else { version }
 }
 
-fn content(blocks: &std::ops::Range<u64>, version: u64) -> Vec<u8> {
+pub fn content(blocks: &std::ops::Range<u64>, version: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(((blocks.end - blocks.start) * BLOCK) as usize);
     for block in blocks.clone() {
         for at in 0..BLOCK / 16 {
@@ -543,322 +541,11 @@ fn content(blocks: &std::ops::Range<u64>, version: u64) -> Vec<u8> {
 }
 
 /// The version of a block; 0: zeroes. All of it is of one version, and of this block.
-fn version_of(block: u64, bytes: &[u8]) -> u64 {
+pub fn version_of(block: u64, bytes: &[u8]) -> u64 {
     let version = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     let expected = if version == 0 { vec![0; BLOCK as usize] } else { content(&(block..block + 1), version) };
     assert!(bytes == expected, "block {block} is torn, or another block's, or of no version ({version})");
     version
 }
 
-const SEED: u64 = 42;
-
-#[test]
-fn writes_into_holes_are_redirected_and_soon_direct() {
-    for format in [EXT4, XFS] {
-        for way in [Way::Here, Way::Remote] {
-            let Some(mut world) = World::new(format, 64 * MIB, way, true, SEED) else { return };
-            for block in 0..4096 {
-                world.ask(RequestKind::Write, block..block + 1);
-                world.until("no room", |world| world.asked.len() < 32);
-            }
-            world.drain();
-            let before = world.owner.counts();
-            for block in (0..4096).rev() {
-                world.ask(RequestKind::Write, block..block + 1);
-                world.until("no room", |world| world.asked.len() < 32);
-            }
-            world.drain();
-            let after = world.owner.counts();
-            assert_eq!(after.file, before.file, "{format} {way:?}: every block is the owner's by now");
-            assert!(before.file < 3000, "{format} {way:?}: {before:?}");
-            world.end();
-        }
-    }
-}
-
-fn every_answer_is_true(shuffles: bool) {
-    for format in [EXT4, XFS] {
-        for way in [Way::Here, Way::Remote] {
-            let size = 48 * MIB;
-            let Some(mut world) = World::new(format, size, way, true, SEED) else { return };
-            if shuffles {
-                world.shuffles = true;
-                world.end_coordinator();
-                world.mount_again();
-            }
-            let (mut is_there, mut through) = (true, false);
-            world.load(8_000, size / BLOCK, |world| match world.rng.u16(0..1500) {
-                0 => {
-                    world.disconnect();
-                    world.connect();
-                }
-                1 => {
-                    is_there = !is_there;
-                    world.set_path(is_there);
-                }
-                2 => {
-                    world.crash_coordinator();
-                    world.mount_again();
-                }
-                3 if format == XFS && world.clones.len() < 4 => world.clone_disk(),
-                4 => {
-                    through = !through;
-                    let World { owner, reactor, .. } = world;
-                    owner.go_through_filesystem(reactor, through);
-                }
-                _ => {}
-            });
-            world.set_path(true);
-            let counts = world.end();
-            println!("{format} {way:?}: {counts:?}");
-            let all = [counts.direct, counts.file, counts.zeroes, counts.splits];
-            assert!(all.iter().all(|count| *count > 20), "{counts:?}");
-        }
-    }
-}
-
-#[test]
-fn every_answer_is_true_whatever_breaks() {
-    every_answer_is_true(false);
-}
-
-/// What the lab does to a coordinator costs speed, and nothing else.
-#[test]
-fn every_answer_is_true_in_whatever_order_redirected_io_begins() {
-    every_answer_is_true(true);
-}
-
-#[test]
-fn a_node_without_a_path_reaches_its_blocks_through_the_coordinator() {
-    for format in [EXT4, XFS] {
-        let Some(mut world) = World::new(format, 32 * MIB, Way::Remote, false, SEED) else { return };
-        world.load(4_000, 32 * MIB / BLOCK, |world| {
-            if world.rng.u16(0..1000) == 0 {
-                world.disconnect();
-                world.connect();
-            }
-        });
-        let counts = world.end();
-        println!("{format}: {counts:?}");
-        assert!(counts.direct == 0 && counts.block > 500 && counts.file > 100, "{counts:?}");
-    }
-}
-
-/// For example because the filesystem has no reflinks: the owner has given everything up for nothing.
-#[test]
-fn after_a_change_that_fails_everything_is_direct_again() {
-    for way in [Way::Here, Way::Remote] {
-        let Some(mut world) = World::new(EXT4, 16 * MIB, way, true, SEED) else { return };
-        for block in 0..512 {
-            world.ask(RequestKind::Write, block..block + 1);
-        }
-        world.drain();
-        for refused in 0..3 {
-            let served = Rc::clone(world.served.as_ref().unwrap());
-            let refuse = |_: &File| Err(std::io::Error::from_raw_os_error(libc::EOPNOTSUPP));
-            served.borrow_mut().change(&mut world.reactor, refused, (0, world.size), Box::new(refuse));
-            // Nobody waits for the second.
-            if refused == 1 {
-                served.borrow_mut().forget_change(&mut world.reactor, refused);
-            }
-            world.touched = true;
-            world.until("a change does not fail", |_| {
-                let changed = served.borrow_mut().changed();
-                assert!(changed.iter().all(|(_, result)| result.is_err()));
-                refused == 1 || !changed.is_empty()
-            });
-            // Reads alone bring no leases back.
-            world.until("nothing is direct", |world| {
-                let before = world.owner.counts().file;
-                world.ask(RequestKind::Read, 100..101);
-                world.drain();
-                world.owner.counts().file == before
-            });
-        }
-        world.end();
-    }
-}
-
-#[test]
-fn direct_io_goes_on_while_nobody_coordinates() {
-    for format in [EXT4, XFS] {
-        let Some(mut world) = World::new(format, 16 * MIB, Way::Remote, true, SEED) else { return };
-        world.make_direct(512);
-        world.crash_coordinator();
-        // Writes to its own blocks, also those next to what waits.
-        world.ask(RequestKind::Discard, 2000..2001);
-        for block in 0..512 {
-            world.ask(RequestKind::Write, block..block + 1);
-        }
-        world.until("direct writes wait", |world| world.asked.len() == 1);
-        world.mount_again();
-        world.drain();
-        world.end();
-    }
-}
-
-/// What needs a coordinator fails after a while; direct I/O goes on; and all is well when there is one again.
-#[test]
-fn without_a_coordinator_for_too_long_requests_fail_and_nothing_is_lost() {
-    for format in [EXT4, XFS] {
-        let Some(mut world) = World::new(format, 16 * MIB, Way::Remote, true, SEED) else { return };
-        world.make_direct(512);
-        // Under way when the coordinator goes, and waiting for one: writes to space that is not granted.
-        world.ask(RequestKind::Discard, 2000..2001);
-        world.turn();
-        let since = Nanos::now();
-        world.crash_coordinator();
-        world.ask(RequestKind::Discard, 2000..2002);
-        world.until("what needs a coordinator does not fail", |world| world.asked.is_empty());
-        assert!(Nanos::now() - since >= WAIT / 2, "they have waited");
-        let told = (world.owner.newly_overdue(), world.owner.newly_overdue());
-        assert_eq!(told, (Some(Overdue::Missing), None));
-        assert!(world.reasons().contains(&"recovery-failed"), "{:?}", world.reasons());
-        let failed = std::mem::take(&mut world.errors);
-        assert!(failed.len() == 2 && failed.iter().all(|error| error.code == Code::Io), "{failed:?}");
-        // From now on at once.
-        world.ask(RequestKind::Discard, 2001..2002);
-        world.turn();
-        world.turn();
-        assert_eq!(std::mem::take(&mut world.errors).len(), 1);
-        (0..512).for_each(|block| world.ask(RequestKind::Write, block..block + 1));
-        world.drain();
-        assert_eq!(world.errors, [], "direct I/O goes on");
-        world.mount_again();
-        world.until("no coordinator is found", |world| world.owner.has_coordinator());
-        world.load(2_000, 16 * MIB / BLOCK, |_| {});
-        assert!(!world.reasons().contains(&"recovery-failed"), "{:?}", world.reasons());
-        world.end();
-    }
-}
-
-/// It is connected, and its filesystem stands still. What it has may be done at any time, until it says that nothing of it is left (P4).
-#[test]
-fn a_coordinator_that_never_answers_counts_as_missing_after_a_while() {
-    for format in [EXT4, XFS] {
-        for way in [Way::Here, Way::Remote] {
-            let Some(mut world) = World::new(format, 16 * MIB, way, true, SEED) else { return };
-            world.make_direct(512);
-            let frozen = world.freeze();
-            let since = Nanos::now();
-            world.ask(RequestKind::Discard, 2000..2001);
-            world.ask(RequestKind::Discard, 3000..3001);
-            // Waits for the first.
-            world.ask(RequestKind::Write, 2000..2003);
-            world.until("nothing fails", |world| world.asked.is_empty());
-            let waited = Nanos::now() - since;
-            assert!(waited >= WAIT && waited < 2 * WAIT, "{format} {way:?}: {waited:?}");
-            let failed = std::mem::take(&mut world.errors);
-            assert!(failed.len() == 3 && failed.iter().all(|error| error.code == Code::Io), "{failed:?}");
-            let told = (world.owner.newly_overdue(), world.owner.newly_overdue());
-            assert_eq!(told, (Some(Overdue::Silent), None));
-            // It lets itself be asked, and answers no greeting while it has requests of before.
-            world.until("it is not asked for", |world| world.owner.wants_coordinator(Nanos::now()));
-            world.connect();
-            (0..200).for_each(|_| world.turn());
-            assert!(!world.owner.has_coordinator());
-            for reason in ["coordinator-silent", "recovery-failed"] {
-                assert!(world.reasons().contains(&reason), "{:?}", world.reasons());
-            }
-            // At once, and direct I/O goes on.
-            world.ask(RequestKind::Discard, 2001..2002);
-            world.make_direct(512);
-            assert_eq!(std::mem::take(&mut world.errors).len(), 1);
-            drop(frozen);
-            world.until("it does not come back", |world| world.owner.has_coordinator());
-            assert_eq!(world.owner.newly_overdue(), None);
-            world.load(2_000, 16 * MIB / BLOCK, |_| {});
-            for reason in ["coordinator-silent", "recovery-failed"] {
-                assert!(!world.reasons().contains(&reason), "{:?}", world.reasons());
-            }
-            world.end();
-        }
-    }
-}
-
-/// The coordinator answers each attempt: it is not silent, however long the space is not there.
-#[test]
-fn a_request_that_waits_for_space_is_no_sign_of_a_silent_coordinator() {
-    for way in [Way::Here, Way::Remote] {
-        let Some(mut world) = World::with_space_wait(XFS, 64 * MIB, way, true, SEED, SOON) else { return };
-        let filler = world.mounted.as_ref().unwrap().create("filler").unwrap();
-        let mut end = 0;
-        for piece in [64 * MIB, MIB, BLOCK] {
-            let flags = rustix::fs::FallocateFlags::empty();
-            while rustix::fs::fallocate(&filler, flags, end, piece).is_ok() {
-                end += piece;
-            }
-        }
-        drop(filler);
-        for start in (0..64 * MIB / BLOCK).step_by(256) {
-            world.ask(RequestKind::Write, start..start + 256);
-            world.turn();
-            if world.asked.len() > 32 {
-                break;
-            }
-        }
-        let until = Nanos::now() + 2 * WAIT + Duration::from_secs(1);
-        while Nanos::now() < until {
-            world.turn();
-        }
-        assert!(!world.asked.is_empty(), "there is no space for all of them");
-        assert_eq!(
-            (world.owner.newly_overdue(), world.reasons().contains(&"coordinator-silent")),
-            (None, false)
-        );
-        world.mounted.as_ref().unwrap().remove("filler").unwrap();
-        world.drain();
-        // What destage writes does not wait for space.
-        world.errors.retain(|error| error.code != Code::NoSpace);
-        world.end();
-    }
-}
-
-/// Larger than a connection's buffers, and more of them than the memory of either side holds, with a clone that wants all of it meanwhile.
-#[test]
-fn large_requests_end_whatever_memory_there_is() {
-    for way in [Way::Here, Way::Remote] {
-        for has_path in [true, false] {
-            let Some(mut world) = World::new(XFS, 160 * MIB, way, has_path, SEED) else { return };
-            for start in (0..160 * MIB / BLOCK).step_by(256) {
-                world.ask(RequestKind::Write, start..start + 256);
-                if start == 256 * 60 {
-                    world.clone_disk();
-                }
-                world.until("writes do not end", |world| world.asked.len() < 60);
-            }
-            for start in (0..160 * MIB / BLOCK).step_by(1024) {
-                // On a busy machine the writes above may still have it.
-                world.until("no memory for a read", |world| {
-                    world.reactor.buffers().has_room(4 * MIB as usize)
-                });
-                world.ask(RequestKind::Read, start..start + 1024);
-                world.until("reads do not end", |world| world.asked.len() < 12);
-            }
-            world.ask(RequestKind::WriteZeroes, 0..8192);
-            world.ask(RequestKind::Flush, 0..0);
-            world.drain();
-            world.end();
-        }
-    }
-}
-
-#[test]
-fn a_former_owner_is_turned_away() {
-    let Some(mut world) = World::new(XFS, 16 * MIB, Way::Remote, true, SEED) else { return };
-    world.until("no coordinator", |world| world.owner.has_coordinator());
-    let served = Rc::clone(world.served.as_ref().unwrap());
-    served.borrow_mut().owner_is(&mut world.reactor, 8);
-    world.touched = true;
-    world.until("the connection stays", |world| !world.owner.has_coordinator());
-    world.connect();
-    for _ in 0..200 {
-        world.turn();
-    }
-    assert!(!world.owner.has_coordinator(), "epoch 7 counts no more");
-    world.ask(RequestKind::Write, 0..1);
-    world.turn();
-    world.owner.give_up(&mut world.reactor);
-    world.until("a closed disk has requests in flight", |world| world.asked.is_empty());
-    assert_eq!(world.errors.len(), 1);
-}
+pub const SEED: u64 = 42;
