@@ -1,5 +1,6 @@
 //! A disk on an NBD server, against a server that does what servers may do: it ends without what it has not flushed, and it carries a write
 //! out late, after its connection has broken.
+#![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -362,6 +363,11 @@ fn break_with_a_write_under_way(server: &Server, shard: &mut Shard) -> (Tag, Ins
         !server.lock().held.is_empty()
     });
     server.lock().writes = Writes::Answer;
+    // What is sent before that is in doubt, too.
+    eventually("the loss is noticed", || {
+        shard.turn(Duration::from_millis(5));
+        shard.backing.trouble(shard.reactor.now()).is_some()
+    });
     let broken = Instant::now();
     let disk = Arc::clone(&server.disk);
     thread::spawn(move || {
