@@ -189,7 +189,7 @@ impl Destager {
         let is_written = *in_flight == 0 && steps.is_empty() && failed.is_none();
         if is_written && may_flush && lower.has_room(RequestKind::Flush, 0) {
             self.state = State::Flushing { since: reactor.now() };
-            lower.submit(reactor, Request::Flush { tag: tag() });
+            lower.submit_destaged(reactor, Request::Flush { tag: tag() });
         }
         false
     }

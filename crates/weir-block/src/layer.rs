@@ -78,7 +78,7 @@ pub trait Destage: Layer {
         self.submit(reactor, request);
     }
 
-    /// A zero request or a discard of destage. As with [`Destage::write_gather`], it needs [`Destage::can_gather`] only, and a backing
+    /// A zero request, a discard or a flush of destage. As with [`Destage::write_gather`], it needs [`Destage::can_gather`] only, and a backing
     /// whose volume is full answers at once: destage tries again itself.
     fn submit_destaged(&mut self, reactor: &mut Reactor, request: Request<'_>) {
         self.submit(reactor, request);

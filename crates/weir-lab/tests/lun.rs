@@ -419,6 +419,7 @@ fn a_lun_has_one_volume_whatever_its_path_is_called() {
             name: "other".into(),
             kind: "lun".into(),
             path: pool.luns.path(path).to_owned(),
+            server: None,
             format: Some("xfs".into()),
             identity: Some(identity.clone()),
             destroy: true,

@@ -215,6 +215,7 @@ fn volume(name: &str, path: &Path) -> CreateVolume {
         name: name.into(),
         kind: "lun".into(),
         path: path.to_owned(),
+        server: None,
         format: Some("xfs".into()),
         identity: None,
         destroy: true,

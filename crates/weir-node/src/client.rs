@@ -22,7 +22,7 @@ use weir_identity::{
 use weir_profile::Profile;
 
 use crate::api::{
-    ApiError, ApiErrorKind, BeginImport, CloneDisk, CompactDisk, CompactionView, ConfirmFenced,
+    AdoptExport, ApiError, ApiErrorKind, BeginImport, CloneDisk, CompactDisk, CompactionView, ConfirmFenced,
     ConfirmedFenced, CreateDisk, CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted,
     DeletedVolume, DiskLimit, DiskView, Disks, DrainNode, Elsewhere, EventList, EventView, Export, Follow,
     Importing, LayoutView, LookAtLayout, MeterView, Meters, Move, MoveVolume, Moved, MovedVolume, NodeStatus,
@@ -356,6 +356,14 @@ impl Client {
     /// As [`Client::status`].
     pub fn create_disk(&self, disk: &CreateDisk) -> Result<DiskView, ApiError> {
         self.post("/v1/disks", disk)
+    }
+
+    /// Makes a disk of an export of its volume's server.
+    ///
+    /// # Errors
+    /// As [`Client::status`]; the server or the export is not as it must be.
+    pub fn adopt_export(&self, wanted: &AdoptExport) -> Result<DiskView, ApiError> {
+        self.post("/v1/adopt", wanted)
     }
 
     /// Changes the requested policy.

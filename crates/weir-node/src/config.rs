@@ -251,7 +251,7 @@ pub struct PeersConfig {
 }
 
 /// `[nbd]`
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NbdConfig {
     /// Unix socket; absent: `nbd.sock` in the state directory; empty: none.
@@ -259,6 +259,22 @@ pub struct NbdConfig {
     pub unix: Option<PathBuf>,
     /// TCP addresses.
     pub tcp: Vec<NbdAddress>,
+    /// Requests to a disk of a volume that is an NBD server wait for the server at most this long; then they get an error (P9).
+    pub server_wait: Period,
+    /// What was under way on a connection to such a server when it broke may land for this long (P4).
+    pub fence_grace: Period,
+}
+
+impl Default for NbdConfig {
+    fn default() -> NbdConfig {
+        let backing = BackingOptions::default();
+        NbdConfig {
+            unix: None,
+            tcp: Vec::new(),
+            server_wait: Period(backing.server_wait),
+            fence_grace: Period(backing.fence_grace),
+        }
+    }
 }
 
 /// `[fuse]`
@@ -557,6 +573,8 @@ impl Config {
             ("lun.preempt_wait", self.lun.preempt_wait, second, 60 * minute),
             ("lun.fence_timeout", self.lun.fence_timeout, second, 60 * minute),
             ("lun.coordinator_wait", self.lun.coordinator_wait, second, 24 * 60 * minute),
+            ("nbd.server_wait", self.nbd.server_wait, second, 24 * 60 * minute),
+            ("nbd.fence_grace", self.nbd.fence_grace, second, 60 * minute),
             ("limits.full_log_wait", self.limits.full_log_wait, second, 24 * 60 * minute),
             ("limits.full_volume_wait", self.limits.full_volume_wait, Duration::ZERO, 24 * 60 * minute),
             ("limits.stop_wait", self.limits.stop_wait, second, 24 * 60 * minute),

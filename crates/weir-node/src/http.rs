@@ -23,10 +23,10 @@ use weir_identity::{LARGEST_MESSAGE, OtherEnd};
 
 use crate::access::Caller;
 use crate::api::{
-    ApiError, ApiErrorKind, Barrier, BeginImport, CloneDisk, CompactDisk, ConfirmFenced, CreateDisk,
-    CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Disks, DrainNode, EventList, Export,
-    Follow, LookAtLayout, Meters, Move, MoveVolume, NOT_JOINED, OfImport, RecordProfile, Resize, RollBack,
-    RunLoad, SetLimit, SetPolicy, SetRedirected, Volumes,
+    AdoptExport, ApiError, ApiErrorKind, Barrier, BeginImport, CloneDisk, CompactDisk, ConfirmFenced,
+    CreateDisk, CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Disks, DrainNode,
+    EventList, Export, Follow, LookAtLayout, Meters, Move, MoveVolume, NOT_JOINED, OfImport, RecordProfile,
+    Resize, RollBack, RunLoad, SetLimit, SetPolicy, SetRedirected, Volumes,
 };
 use crate::client::INTENDED_FOR;
 use crate::cluster::views::{Invite, NewClient, Revoke, Rotate, Withdraw};
@@ -121,6 +121,7 @@ pub fn router(operations: Operations) -> Router {
     let owned = async |Ops(ops): Ops| Json(ops.owned().await);
     let disks = async |Ops(ops): Ops| json(ops.disks().await.map(|disks| Disks { disks }));
     let create_disk = async |Ops(ops): Ops, Body(it): Body<CreateDisk>| json(ops.create_disk(it).await);
+    let adopt = async |Ops(ops): Ops, Body(it): Body<AdoptExport>| json(ops.adopt_export(it).await);
     let events = async |Ops(ops): Ops| json(ops.events().await.map(|events| EventList { events }));
     let metrics = async |Ops(ops): Ops| ([(CONTENT_TYPE, metrics::CONTENT_TYPE)], ops.metrics());
     let nothing = async || {
@@ -135,6 +136,7 @@ pub fn router(operations: Operations) -> Router {
         .route("/v1/status", get(status))
         .route("/v1/owned", get(owned))
         .route("/v1/disks", get(disks).post(create_disk))
+        .route("/v1/adopt", post(adopt))
         .route("/v1/events", get(events))
         .route("/metrics", get(metrics))
         .merge(of_node())

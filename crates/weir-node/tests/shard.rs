@@ -62,6 +62,8 @@ impl Rig {
             full_log_wait: Duration::from_secs(30),
             full_volume_wait: Duration::from_secs(30),
             coordinator_wait: Duration::from_secs(30),
+            server_wait: Duration::from_secs(30),
+            nbd_fence_grace: Duration::from_secs(1),
             destage_delay: AccelConfig::DESTAGE_DELAY,
             io_flusher: false,
             engine: Engine::Auto,

@@ -155,6 +155,7 @@ impl SharedVolume {
             name: VOLUME.into(),
             kind: "lun".into(),
             path,
+            server: None,
             format: Some("xfs".into()),
             identity: None,
             destroy: false,

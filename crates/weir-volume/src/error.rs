@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use weir_nbd::client::NbdError;
+
 /// The reason why a volume or a disk cannot be opened, created, changed or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
@@ -14,6 +16,12 @@ pub enum VolumeError {
         "this node does not coordinate volume {0}, and only its coordinator makes, measures and deletes disks in it"
     )]
     NotCoordinator(String),
+    /// Each disk of a volume that is an NBD server is an export there.
+    #[error(
+        "volume {0} is an NBD server: its disks are exports there and have no files, so there are no snapshots, clones or compactions of \
+         them here; whatever serves them may have its own"
+    )]
+    NoFiles(String),
     /// The directory exists, but its identity file is missing or belongs to another volume.
     #[error(
         "{} is not volume {id:016x}, which is registered at this path; check that its filesystem is mounted on this node. If this is the volume, write that number into its file .weir-volume",
@@ -132,6 +140,9 @@ pub enum VolumeError {
     /// A copy of a disk's file was not ended, because this node stops, or does not coordinate the disk's volume any more.
     #[error("copying {} was stopped: this node stops, or does not coordinate its volume any more", .0.display())]
     Stopped(PathBuf),
+    /// The NBD server that a volume or a disk is on.
+    #[error(transparent)]
+    Nbd(#[from] NbdTrouble),
     /// Not allowed, by permissions or because the filesystem is mounted read-only.
     #[error("{what} {} is not allowed: {source}", .path.display())]
     Permission {
@@ -165,4 +176,32 @@ impl VolumeError {
             _ => VolumeError::Io { what, path, source },
         }
     }
+}
+
+/// Why a disk cannot be on an export.
+#[derive(Debug, thiserror::Error)]
+pub enum NbdTrouble {
+    /// The server, or its connection.
+    #[error(transparent)]
+    Server(#[from] NbdError),
+    /// The server would take any name for the same bytes.
+    #[error("{server} does not list an export `{export}`; it lists {listed}")]
+    Unlisted {
+        /// The server.
+        server: String,
+        /// The export.
+        export: String,
+        /// What it lists, in words.
+        listed: String,
+    },
+    /// What the export is, or lacks.
+    #[error("the export `{export}` of {server} {reason}")]
+    Unfit {
+        /// The server.
+        server: String,
+        /// The export.
+        export: String,
+        /// The reason.
+        reason: String,
+    },
 }

@@ -1,6 +1,6 @@
 //! The factory of backings: opens any [`BackingKind`] and returns a boxed layer, so that a shard does not know the kinds.
 //!
-//! Another route to a disk's bytes (`nbd://`) is another [`BackingKind`] here and another implementation of [`OpenedBacking`] and
+//! Another route to a disk's bytes is another [`BackingKind`] here and another implementation of [`OpenedBacking`] and
 //! [`Backing`].
 
 use std::fmt;
@@ -8,11 +8,13 @@ use std::path::{Path, PathBuf};
 use std::thread;
 
 use weir_block::{Nanos, OwnerId, Reactor, SharedFile};
+use weir_nbd::Uri;
 
 use crate::backing::{BackingOptions, FileBacking, FileIdentity, Mark, OpenedFile, Trace, device_queue};
 use crate::error::VolumeError;
 use crate::interface::{Backing, OpenedBacking};
 use crate::lun::filesystem::open_lun;
+use crate::nbd::{NbdOptions, OpenedNbd};
 use crate::routed::{RoutedBacking, RoutedOptions};
 
 /// The storage of a disk.
@@ -31,6 +33,13 @@ pub enum BackingKind {
         /// The identity of the LUN's filesystem.
         filesystem: [u8; 16],
     },
+    /// An export of an NBD server.
+    Nbd {
+        /// The server; the export of the URI is not used.
+        server: Uri,
+        /// The export.
+        export: String,
+    },
 }
 
 /// A disk of a volume on a LUN, before it is on its shard.
@@ -48,6 +57,18 @@ impl BackingKind {
     pub fn open(&self, options: &BackingOptions) -> Result<Box<dyn OpenedBacking>, VolumeError> {
         match self {
             BackingKind::Path(path) => Ok(Box::new(OpenedFile::open(path, options)?)),
+            BackingKind::Nbd { server, export } => {
+                let options = NbdOptions {
+                    server: server.clone(),
+                    export: export.clone(),
+                    size: options.size.unwrap_or(0),
+                    logical_block: options.logical_block.unwrap_or(4096),
+                    depth: options.depth,
+                    server_wait: options.server_wait,
+                    fence_grace: options.fence_grace,
+                };
+                Ok(Box::new(OpenedNbd::open(options)?))
+            }
             BackingKind::Lun { volume, file, lun, filesystem } => {
                 let name = Path::new(volume).join(file);
                 let opened = lun.as_ref().map(|path| open_lun(path, *filesystem, options.writable));
@@ -78,6 +99,8 @@ impl BackingKind {
             BackingKind::Path(path) => mark.probe(path),
             // Each node may have a device of its own for one LUN, even on one machine.
             BackingKind::Lun { .. } => Ok(Trace::Unknown),
+            // What a process has sent is at the server.
+            BackingKind::Nbd { .. } => Ok(Trace::Unknown),
         }
     }
 }
@@ -87,6 +110,7 @@ impl fmt::Display for BackingKind {
         match self {
             BackingKind::Path(path) => path.display().fmt(f),
             BackingKind::Lun { volume, file, .. } => write!(f, "{file} in volume {volume}"),
+            BackingKind::Nbd { server, export } => write!(f, "the export `{export}` of {}", server.address),
         }
     }
 }

@@ -49,6 +49,30 @@ pub trait Backing: Destage {
     fn route(&self) -> Option<RouteStatus> {
         None
     }
+
+    /// The disk is another node's, or closed here: nothing more is begun, and requests that wait fail.
+    fn end(&mut self, _reactor: &mut Reactor) {}
+
+    /// Whether something of the disk may still reach the storage, or has to, though every request is answered: the disk is not to be
+    /// another node's before.
+    fn owes(&self) -> bool {
+        false
+    }
+
+    /// Whether its storage cannot be reached at present, and requests wait for it.
+    fn is_away(&self) -> bool {
+        false
+    }
+
+    /// What keeps it from serving as it should, in words.
+    fn trouble(&self, _now: Nanos) -> Option<String> {
+        None
+    }
+
+    /// The next event for the operator: its kind, and a text.
+    fn news(&mut self) -> Option<(&'static str, String)> {
+        None
+    }
 }
 
 /// A disk of a volume on a LUN, at its owner: what it has to do with the coordinator of the volume, and with fences.
@@ -128,5 +152,25 @@ impl<B: Backing + ?Sized> Backing for Box<B> {
 
     fn route(&self) -> Option<RouteStatus> {
         (**self).route()
+    }
+
+    fn end(&mut self, reactor: &mut Reactor) {
+        (**self).end(reactor);
+    }
+
+    fn owes(&self) -> bool {
+        (**self).owes()
+    }
+
+    fn is_away(&self) -> bool {
+        (**self).is_away()
+    }
+
+    fn trouble(&self, now: Nanos) -> Option<String> {
+        (**self).trouble(now)
+    }
+
+    fn news(&mut self) -> Option<(&'static str, String)> {
+        (**self).news()
     }
 }

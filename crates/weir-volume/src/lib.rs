@@ -13,7 +13,9 @@ pub mod factory;
 mod full;
 pub mod interface;
 pub mod lun;
+pub mod nbd;
 mod offload;
+mod patience;
 pub mod planted;
 pub mod routed;
 pub mod snapshot;
@@ -24,7 +26,8 @@ pub use backing::{
     BackingOptions, EngineChoice, FileBacking, FileIdentity, Mark, OpenedFile, StorageKind, Trace,
 };
 pub use disk_files::{DiskFiles, LunVolume};
-pub use error::VolumeError;
+pub use error::{NbdTrouble, VolumeError};
 pub use factory::BackingKind;
 pub use interface::{Backing, CoordinatorWay, OpenedBacking, SharedDisk};
+pub use nbd::{NbdBacking, NbdOptions};
 pub use volume::DirVolume;

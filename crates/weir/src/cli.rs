@@ -326,16 +326,20 @@ volume confirm-fenced VOLUME NODE`.";
 
 #[derive(Debug, Subcommand)]
 pub enum VolumeCommand {
-    /// Create a volume in a directory that all nodes mount, or on a LUN that all nodes reach.
+    /// Create a volume in a directory that all nodes mount, on a LUN that all nodes reach, or of an NBD server, of which each disk is an export.
     #[command(after_long_help = FENCE_COMMAND)]
     Create {
         /// Its name: 1 to 64 letters, digits, '-', '_', '.'.
         name: String,
         /// The directory, which must exist; of a LUN, the block device.
-        #[arg(long, value_name = "PATH")]
-        path: PathBuf,
-        /// Kind of backing: dir, or lun for a shared block device with a filesystem of its own.
-        #[arg(long, default_value = "dir", value_parser = ["dir", "lun"])]
+        #[arg(long, value_name = "PATH", required_unless_present = "server", conflicts_with = "server")]
+        path: Option<PathBuf>,
+        /// The NBD server, without an export: nbd://HOST:PORT, or nbd+unix:///?socket=PATH. All nodes reach it by this URI. The asked one
+        /// connects and says which exports it lists. Each server is one volume.
+        #[arg(long, value_name = "URI")]
+        server: Option<String>,
+        /// Kind of backing: dir; lun for a shared block device with a filesystem of its own; nbd for an NBD server (nbdkit, qemu-storage-daemon, …).
+        #[arg(long, default_value = "dir", value_parser = ["dir", "lun", "nbd"])]
         kind: String,
         /// Make a filesystem on the LUN (at least 320MiB), which must be blank, or --destroy be given. A LUN of up to 1 GiB is read altogether to find that
         /// out, a larger one in samples.

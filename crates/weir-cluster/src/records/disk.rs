@@ -126,6 +126,11 @@ pub enum Source {
         /// Its absolute path.
         path: PathBuf,
     },
+    /// An export of the volume's server.
+    Export {
+        /// Its name, which may be empty: the server's default.
+        name: String,
+    },
 }
 
 /// The effective mode, as opposed to the requested policy.
@@ -360,6 +365,12 @@ impl Record for DiskRecord {
         check_name(&self.volume)?;
         match &self.source {
             Source::File { name } => check_name(name)?,
+            // The longest string of the protocol.
+            Source::Export { name } if name.len() <= 4096 => {}
+            Source::Export { .. } => {
+                let reason = "the name of its export has more than 4096 bytes".to_owned();
+                return Err(RecordError::Contradiction { kind: Self::KIND, reason });
+            }
             Source::Device { path } if path.is_absolute() => {}
             Source::Device { path } => {
                 let reason = format!("its device {} is not an absolute path", path.display());

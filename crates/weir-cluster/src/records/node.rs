@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::hash::{Hash, Hasher};
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
@@ -199,6 +199,15 @@ pub enum VolumeKind {
     Dir,
     /// A shared block device with a filesystem of its own.
     Lun,
+    /// An NBD server, of which each disk is an export.
+    Nbd,
+}
+
+/// The server of a volume.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NbdRecord {
+    /// Its URI without an export, as `nbd://10.0.0.7:10809/`, the same for every node.
+    pub server: String,
 }
 
 /// The LUN of a volume.
@@ -235,20 +244,44 @@ pub struct VolumeRecord {
     pub name: String,
     /// Its kind.
     pub kind: VolumeKind,
-    /// The directory.
+    /// The directory; empty, if the volume is a server.
+    #[serde(default, skip_serializing_if = "is_empty")]
     pub path: PathBuf,
     /// The identity stored in the directory, so that a node detects an unmounted or different one.
     pub id: u64,
     /// The LUN, of a volume that is one. Its path is that on the node where it was made: a LUN is known by its identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lun: Option<LunRecord>,
+    /// The server, of a volume that is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub nbd: Option<NbdRecord>,
+}
+
+fn is_empty(path: &Path) -> bool {
+    path.as_os_str().is_empty()
 }
 
 impl VolumeRecord {
     /// A volume in a directory.
     #[must_use]
     pub fn dir(name: impl Into<String>, path: PathBuf, id: u64) -> VolumeRecord {
-        VolumeRecord { name: name.into(), kind: VolumeKind::Dir, path, id, lun: None }
+        VolumeRecord { name: name.into(), kind: VolumeKind::Dir, path, id, lun: None, nbd: None }
+    }
+
+    /// A volume that is an NBD server.
+    #[must_use]
+    pub fn nbd(name: impl Into<String>, server: String, id: u64) -> VolumeRecord {
+        let (kind, nbd) = (VolumeKind::Nbd, Some(NbdRecord { server }));
+        VolumeRecord { name: name.into(), kind, path: PathBuf::new(), id, lun: None, nbd }
+    }
+
+    /// Where it is, for people: its path, or its server.
+    #[must_use]
+    pub fn place(&self) -> String {
+        match &self.nbd {
+            Some(nbd) => nbd.server.clone(),
+            None => self.path.display().to_string(),
+        }
     }
 }
 
@@ -257,14 +290,19 @@ impl Record for VolumeRecord {
 
     fn check(&self) -> Result<(), RecordError> {
         check_name(&self.name)?;
-        if !self.path.is_absolute() {
+        let is_server = self.kind == VolumeKind::Nbd;
+        if is_server != is_empty(&self.path) || is_server != self.nbd.is_some() {
+            let reason = "a volume has a path, or a server if it is of the kind nbd".to_owned();
+            return Err(RecordError::Contradiction { kind: Self::KIND, reason });
+        }
+        if !is_server && !self.path.is_absolute() {
             let reason = format!("its path {} is not absolute", self.path.display());
             return Err(RecordError::Contradiction { kind: Self::KIND, reason });
         }
         let is_whole =
             |lun: &LunRecord| [&lun.uuid, &lun.mark].into_iter().all(|id| LunRecord::bytes(id).is_some());
         let fits = match self.kind {
-            VolumeKind::Dir => self.lun.is_none(),
+            VolumeKind::Dir | VolumeKind::Nbd => self.lun.is_none(),
             VolumeKind::Lun => self.lun.as_ref().is_some_and(is_whole),
         };
         if !fits {

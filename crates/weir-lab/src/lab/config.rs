@@ -78,6 +78,10 @@ pub struct LabConfig {
     pub fence_command: Option<PathBuf>,
     /// Requests that need a volume's coordinator wait for one at most this long.
     pub coordinator_wait: Duration,
+    /// Requests wait for an NBD server that is away at most this long.
+    pub server_wait: Duration,
+    /// What was under way on a connection to an NBD server may land for this long.
+    pub nbd_fence_grace: Duration,
     /// The nodes have the disks as files, in `files` in their directories. Needs root.
     pub fuse: bool,
     /// What becomes of files whose disks other nodes own.
@@ -140,6 +144,8 @@ impl LabConfig {
             luns: Vec::new(),
             fence_command: None,
             coordinator_wait: LunConfig::default().coordinator_wait.0,
+            server_wait: NbdConfig::default().server_wait.0,
+            nbd_fence_grace: Duration::from_secs(3),
             fuse: false,
             fuse_elsewhere: FilesElsewhere::default(),
         }
@@ -242,7 +248,12 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
             preempt_wait: Period(Duration::from_secs(1)),
             ..LunConfig::default()
         },
-        nbd: NbdConfig { unix: Some(node.nbd_unix.clone()), tcp: vec![NbdAddress::plaintext(nbd_tcp)] },
+        nbd: NbdConfig {
+            unix: Some(node.nbd_unix.clone()),
+            tcp: vec![NbdAddress::plaintext(nbd_tcp)],
+            server_wait: Period(config.server_wait),
+            fence_grace: Period(config.nbd_fence_grace),
+        },
         fuse,
         api: ApiConfig { socket: Some(node.api.clone()), listen: None },
         limits: LimitsConfig {

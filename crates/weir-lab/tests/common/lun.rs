@@ -284,6 +284,7 @@ impl LunBench {
             name: "pool".into(),
             kind: "lun".into(),
             path: luns.path(1).to_owned(),
+            server: None,
             format: Some(format.into()),
             identity: None,
             // Another test may have written to it.

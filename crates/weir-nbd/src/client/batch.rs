@@ -5,6 +5,7 @@ use std::os::fd::RawFd;
 
 use zerocopy::IntoBytes;
 
+use super::body::Body;
 use super::slot::{NbdCommand, Slot};
 use super::system::uninterrupted;
 use crate::protocol::{EXTENDED_REQUEST_MAGIC, ExtendedRequest, REQUEST_MAGIC, RequestHeader, command_flag};
@@ -41,13 +42,18 @@ impl Batch {
         self.waiting.push(slot);
     }
 
+    /// Whether anything of the request in a slot has been sent.
+    pub fn has_begun(&self, slot: u32) -> bool {
+        !self.waiting.contains(&slot)
+    }
+
     /// Whether everything is sent.
     pub fn is_empty(&self) -> bool {
         self.sending.is_empty() && self.waiting.is_empty()
     }
 
     /// Sends as much as the socket takes now.
-    pub fn send(&mut self, fd: RawFd, slots: &[Slot]) -> io::Result<()> {
+    pub fn send<D: Body>(&mut self, fd: RawFd, slots: &[Slot<D>]) -> io::Result<()> {
         loop {
             if self.sending.is_empty() {
                 if self.waiting.is_empty() {
@@ -67,7 +73,7 @@ impl Batch {
         }
     }
 
-    fn begin(&mut self, slots: &[Slot]) {
+    fn begin<D: Body>(&mut self, slots: &[Slot<D>]) {
         std::mem::swap(&mut self.sending, &mut self.waiting);
         self.sent = 0;
         self.headers.clear();
@@ -76,22 +82,22 @@ impl Batch {
         }
     }
 
-    fn length(&self, slots: &[Slot]) -> usize {
-        self.headers.len()
-            + self.sending.iter().map(|&index| payload(&slots[index as usize]).len()).sum::<usize>()
+    fn length<D>(&self, slots: &[Slot<D>]) -> usize {
+        self.headers.len() + self.sending.iter().map(|&index| payload(&slots[index as usize])).sum::<usize>()
     }
 
     /// Lists the unsent pieces. Headers without payloads between them become one piece.
-    fn collect(&mut self, slots: &[Slot]) {
+    fn collect<D: Body>(&mut self, slots: &[Slot<D>]) {
         self.pieces.clear();
         let (mut skip, mut start, mut end) = (self.sent, 0, 0);
         let header = if self.extended { size_of::<ExtendedRequest>() } else { size_of::<RequestHeader>() };
         for &index in &self.sending {
             end += header;
-            let payload = payload(&slots[index as usize]);
-            if !payload.is_empty() {
+            let slot = &slots[index as usize];
+            let payload = payload(slot);
+            if payload > 0 {
                 add(&mut self.pieces, &mut skip, &self.headers[start..end]);
-                add(&mut self.pieces, &mut skip, payload);
+                slot.data.pieces(payload, &mut |piece| add(&mut self.pieces, &mut skip, piece));
                 start = end;
             }
         }
@@ -100,12 +106,12 @@ impl Batch {
 }
 
 /// Appends the header of the request in a slot.
-fn push_header(headers: &mut Vec<u8>, slot: &Slot, index: u32, extended: bool) {
+fn push_header<D: Body>(headers: &mut Vec<u8>, slot: &Slot<D>, index: u32, extended: bool) {
     let (command, flags) = slot.command.wire();
     let (offset, length) = slot.command.range();
     let cookie = slot.cookie(index).into();
     if extended {
-        let payload = if payload(slot).is_empty() { 0 } else { command_flag::PAYLOAD_LEN };
+        let payload = if payload(slot) == 0 { 0 } else { command_flag::PAYLOAD_LEN };
         let header = ExtendedRequest {
             magic: EXTENDED_REQUEST_MAGIC.into(),
             flags: (flags | payload).into(),
@@ -138,10 +144,11 @@ fn add(pieces: &mut Vec<libc::iovec>, skip: &mut usize, bytes: &[u8]) {
     }
 }
 
-fn payload(slot: &Slot) -> &[u8] {
+/// Bytes that follow the request's header.
+fn payload<D>(slot: &Slot<D>) -> usize {
     match slot.command {
-        NbdCommand::Write { length, .. } => &slot.data[..length as usize],
-        _ => &[],
+        NbdCommand::Write { length, .. } => length as usize,
+        _ => 0,
     }
 }
 
@@ -171,7 +178,7 @@ mod tests {
     #[test]
     fn golden_headers() {
         let header = |command, extended| {
-            let mut slot = Slot::new();
+            let mut slot = Slot::<Vec<u8>>::new();
             slot.begin(command);
             slot.data = vec![0; 512];
             let mut bytes = Vec::new();

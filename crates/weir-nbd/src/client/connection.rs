@@ -1,9 +1,7 @@
 //! One connection in the transmission phase, batched in both directions.
 
 use std::io;
-use std::net::{TcpStream, ToSocketAddrs};
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
 use rustix::net::sockopt;
@@ -11,15 +9,15 @@ use weir_block::{Extent, Nanos};
 use zerocopy::IntoBytes;
 
 use super::batch::Batch;
+use super::body::Body;
 use super::decoder::{Decoder, Done, LARGEST_CONTROL};
+use super::dial::Dialed;
 use super::error::NbdError;
-use super::handshake::{Export, NegotiationError, Wishes, negotiate};
+use super::handshake::Export;
 use super::slot::{NbdCommand, Slot};
 use super::system::uninterrupted;
-use crate::protocol::{
-    EXTENDED_REQUEST_MAGIC, ExtendedRequest, REQUEST_MAGIC, RequestHeader, command, option_reply,
-};
-use crate::uri::{Address, Uri};
+use crate::protocol::{EXTENDED_REQUEST_MAGIC, ExtendedRequest, REQUEST_MAGIC, RequestHeader, command};
+use crate::uri::Uri;
 
 /// Most bytes in one receive: more than a full queue of 4 KiB reads, and no more than a part of the CPU's second-level cache.
 const MOST_RECEIVED: usize = 256 << 10;
@@ -61,12 +59,15 @@ impl Default for Options {
     }
 }
 
-/// A connection to an export. Belongs to one thread at a time.
+/// Most receives of one [`Connection::receive_now`]: others want their turn, too.
+const RECEIVES: usize = 8;
+
+/// A connection to an export. Belongs to one thread at a time. The data of its requests is in buffers of its own, or wherever `D` says.
 #[derive(Debug)]
-pub struct Connection {
+pub struct Connection<D = Vec<u8>> {
     socket: OwnedFd,
     export: Export,
-    slots: Vec<Slot>,
+    slots: Vec<Slot<D>>,
     in_flight: usize,
     batch: Batch,
     decoder: Decoder,
@@ -84,36 +85,40 @@ impl Connection {
     /// # Errors
     /// The server cannot be reached, refuses the export, or does not speak NBD.
     pub fn open(uri: &Uri, options: &Options) -> Result<Connection, NbdError> {
-        let wishes = Wishes {
-            structured_replies: options.structured_replies,
-            extended_headers: options.structured_replies && options.extended_headers,
-        };
-        let (socket, negotiated) = match &uri.address {
-            Address::Tcp { host, port } => {
-                let mut stream = connect_tcp(host, *port, options.connect_timeout)
-                    .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
-                    .and_then(|stream| limit(stream, options.connect_timeout))
-                    .map_err(|source| NbdError::Connect { address: uri.address.clone(), source })?;
-                let negotiated = negotiate(&mut stream, &uri.export, wishes);
-                (OwnedFd::from(stream), negotiated)
-            }
-            Address::Unix(path) => {
-                let mut stream = UnixStream::connect(path)
-                    .and_then(|stream| limit(stream, options.connect_timeout))
-                    .map_err(|source| NbdError::Connect { address: uri.address.clone(), source })?;
-                let negotiated = negotiate(&mut stream, &uri.export, wishes);
-                (OwnedFd::from(stream), negotiated)
-            }
-        };
-        let export = negotiated.map_err(|failure| describe(failure, uri))?;
-        Connection::over(socket, export, options)
-            .map_err(|source| NbdError::Connect { address: uri.address.clone(), source })
+        let (structured, extended) = (options.structured_replies, options.extended_headers);
+        let dialed = Dialed::dial(uri, structured, extended, options.connect_timeout)?;
+        Connection::over(dialed, options)
     }
 
-    fn over(socket: OwnedFd, export: Export, options: &Options) -> io::Result<Connection> {
+    /// The first `length` bytes of a slot's buffer, to be filled before a write is started there.
+    ///
+    /// # Panics
+    /// When the slot is in flight.
+    pub fn buffer(&mut self, slot: u32, length: u32) -> &mut [u8] {
+        let slot = &mut self.slots[slot as usize];
+        assert!(!slot.busy, "the buffer of a request in flight is not to be touched");
+        slot.data.make_room(length as usize);
+        &mut slot.data[..length as usize]
+    }
+
+    /// The data of a finished read.
+    #[must_use]
+    pub fn data(&self, slot: u32, length: u32) -> &[u8] {
+        &self.slots[slot as usize].data[..length as usize]
+    }
+}
+
+impl<D: Body + Default> Connection<D> {
+    /// Over a connection whose handshake is over.
+    ///
+    /// # Errors
+    /// The socket cannot be used.
+    pub fn over(dialed: Dialed, options: &Options) -> Result<Connection<D>, NbdError> {
+        let Dialed { address, socket, export } = dialed;
         // One call should send a full queue. The kernel caps this (`net.core.wmem_max`).
         let _ = sockopt::set_socket_send_buffer_size(&socket, 4 << 20);
-        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(options.timeout))?;
+        sockopt::set_socket_timeout(&socket, sockopt::Timeout::Recv, Some(options.timeout))
+            .map_err(|source| NbdError::Connect { address, source: source.into() })?;
         Ok(Connection {
             socket,
             slots: (0..options.depth).map(|_| Slot::new()).collect(),
@@ -128,6 +133,28 @@ impl Connection {
         })
     }
 
+    /// As [`Connection::start`], with the request's own data: of a write, its bytes; of a read, the place for them, which is long enough.
+    /// A slot above the depth is made.
+    ///
+    /// # Panics
+    /// When the slot is in flight.
+    pub fn start_with(&mut self, slot: u32, command: NbdCommand, data: D) {
+        while self.slots.len() <= slot as usize {
+            self.slots.push(Slot::new());
+        }
+        let entry = &mut self.slots[slot as usize];
+        assert!(!entry.busy, "slot {slot} is in flight");
+        entry.data = data;
+        self.start(slot, command);
+    }
+
+    /// The data of a request that is finished, or whose connection has failed.
+    pub fn take(&mut self, slot: u32) -> D {
+        std::mem::take(&mut self.slots[slot as usize].data)
+    }
+}
+
+impl<D: Body> Connection<D> {
     /// The server's description of the export.
     #[must_use]
     pub fn export(&self) -> &Export {
@@ -138,25 +165,6 @@ impl Connection {
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.in_flight
-    }
-
-    /// The first `length` bytes of a slot's buffer, to be filled before a write is started there.
-    ///
-    /// # Panics
-    /// When the slot is in flight.
-    pub fn buffer(&mut self, slot: u32, length: u32) -> &mut [u8] {
-        let slot = &mut self.slots[slot as usize];
-        assert!(!slot.busy, "the buffer of a request in flight is not to be touched");
-        if slot.data.len() < length as usize {
-            slot.data.resize(length as usize, 0);
-        }
-        &mut slot.data[..length as usize]
-    }
-
-    /// The data of a finished read.
-    #[must_use]
-    pub fn data(&self, slot: u32, length: u32) -> &[u8] {
-        &self.slots[slot as usize].data[..length as usize]
     }
 
     /// The extents of a finished block status.
@@ -172,11 +180,6 @@ impl Connection {
     pub fn start(&mut self, slot: u32, command: NbdCommand) {
         let entry = &mut self.slots[slot as usize];
         assert!(!entry.busy, "slot {slot} is in flight");
-        if let NbdCommand::Write { length, .. } = command
-            && entry.data.len() < length as usize
-        {
-            entry.data.resize(length as usize, 0);
-        }
         entry.begin(command);
         self.in_flight += 1;
         self.batch.push(slot);
@@ -196,13 +199,53 @@ impl Connection {
         }
         if until == Nanos::NEVER && self.batch.is_empty() {
             // The one system call that both waits and receives.
-            return self.receive(0, done);
+            return self.receive(0, done).map(drop);
         }
         if self.wait(until)? {
             self.batch.send(fd, &self.slots).map_err(|error| self.broken(error))?;
             self.receive(libc::MSG_DONTWAIT, done)?;
         }
         Ok(())
+    }
+
+    /// Sends as much of the started requests as the socket takes at once, for a caller that waits for the socket itself.
+    ///
+    /// # Errors
+    /// As [`Connection::pump`].
+    pub fn send_now(&mut self) -> Result<(), NbdError> {
+        let fd = self.socket.as_raw_fd();
+        self.batch.send(fd, &self.slots).map_err(|error| self.broken(error))
+    }
+
+    /// Takes what has arrived, without waiting, and appends the finished requests. True if there may be more.
+    ///
+    /// # Errors
+    /// As [`Connection::pump`], but for the timeout: the caller has its own.
+    pub fn receive_now(&mut self, done: &mut Vec<Done>) -> Result<bool, NbdError> {
+        for _ in 0..RECEIVES {
+            if !self.receive(libc::MSG_DONTWAIT, done)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether something that was started is not sent yet.
+    #[must_use]
+    pub fn wants_to_send(&self) -> bool {
+        !self.batch.is_empty()
+    }
+
+    /// Whether the server may have seen something of the request in flight in a slot.
+    #[must_use]
+    pub fn has_begun(&self, slot: u32) -> bool {
+        self.batch.has_begun(slot)
+    }
+
+    /// Closes the connection so that this host sends nothing more of it, also not what the socket has taken.
+    pub fn reset(self) {
+        // A Unix socket has no such choice, and delivers at once.
+        let _ = sockopt::set_socket_linger(&self.socket, Some(Duration::ZERO));
     }
 
     /// Ends the session with `DISC` and abandons the requests in flight.
@@ -236,14 +279,14 @@ impl Connection {
         if self.silence >= self.timeout { Err(self.too_long()) } else { Ok(false) }
     }
 
-    /// Calls `recv` once and processes all bytes received.
-    fn receive(&mut self, flags: i32, done: &mut Vec<Done>) -> Result<(), NbdError> {
+    /// Calls `recv` once and processes all bytes received. False if there were none.
+    fn receive(&mut self, flags: i32, done: &mut Vec<Done>) -> Result<bool, NbdError> {
         let direct =
             self.decoder.target().filter(|&(_, from, to)| to - from >= WORTH_DIRECT && self.filled == 0);
         let mut pieces = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2];
         let mut wanted = 0;
         if let Some((slot, from, to)) = direct {
-            pieces[0] = piece(&mut self.slots[slot as usize].data[from..to]);
+            pieces[0] = piece(&mut self.slots[slot as usize].data.target()[from..to]);
             wanted = to - from;
         }
         let room = (self.filled + MOST_RECEIVED).min(INBOX);
@@ -255,7 +298,7 @@ impl Connection {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && flags == 0 => {
                 return Err(self.too_long());
             }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(self.broken(error)),
         };
         self.silence = Duration::ZERO;
@@ -270,7 +313,7 @@ impl Connection {
         self.inbox.copy_within(taken..self.filled, 0);
         self.filled -= taken;
         self.in_flight -= done.len() - before;
-        Ok(())
+        Ok(true)
     }
 
     fn broken(&self, source: io::Error) -> NbdError {
@@ -282,50 +325,14 @@ impl Connection {
     }
 }
 
-fn describe(failure: NegotiationError, uri: &Uri) -> NbdError {
-    let address = uri.address.clone();
-    match failure {
-        NegotiationError::Protocol(what) => NbdError::Protocol(what),
-        NegotiationError::Refused { reply, reason } => {
-            let export = uri.export.clone();
-            NbdError::Refused { address, export, is_unknown: reply == option_reply::ERR_UNKNOWN, reason }
-        }
-        NegotiationError::NoTls { reason } => {
-            NbdError::Refused { address, export: uri.export.clone(), is_unknown: false, reason }
-        }
-        NegotiationError::Io(source) => {
-            let source = match source.kind() {
-                io::ErrorKind::WouldBlock => {
-                    io::Error::new(io::ErrorKind::TimedOut, "no answer to the handshake")
-                }
-                io::ErrorKind::UnexpectedEof => io::Error::new(source.kind(), "closed during the handshake"),
-                _ => source,
-            };
-            NbdError::Connect { address, source }
-        }
-    }
-}
-
-fn connect_tcp(host: &str, port: u16, timeout: Duration) -> io::Result<TcpStream> {
-    let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
-    for address in (host, port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, timeout) {
-            Ok(stream) => return Ok(stream),
-            Err(error) => last = error,
-        }
-    }
-    Err(last)
-}
-
-/// The handshake reads and writes in blocking calls, so each gets a time limit.
-fn limit<S: AsRawFd + std::os::fd::AsFd>(stream: S, timeout: Duration) -> io::Result<S> {
-    sockopt::set_socket_timeout(&stream, sockopt::Timeout::Recv, Some(timeout))?;
-    sockopt::set_socket_timeout(&stream, sockopt::Timeout::Send, Some(timeout))?;
-    Ok(stream)
-}
-
 fn piece(bytes: &mut [u8]) -> libc::iovec {
     libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() }
+}
+
+impl<D> AsFd for Connection<D> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
 }
 
 /// Receives into the pieces in order; the first may be empty.

@@ -2,6 +2,7 @@
 
 use zerocopy::FromBytes;
 
+use super::body::Body;
 use super::slot::{NbdCommand, Slot};
 use crate::protocol::{
     ChunkHeader, EXTENDED_REPLY_MAGIC, ExtendedReply, ExtendedStatusDescriptor, SIMPLE_REPLY_MAGIC,
@@ -62,10 +63,10 @@ impl Decoder {
 
     /// Consumes complete parts of `input`; returns the number of bytes consumed. The caller must offer the rest again, together
     /// with the bytes that follow it.
-    pub fn feed(
+    pub fn feed<D: Body>(
         &mut self,
         input: &[u8],
-        slots: &mut [Slot],
+        slots: &mut [Slot<D>],
         done: &mut Vec<Done>,
     ) -> Result<usize, &'static str> {
         let mut taken = 0;
@@ -82,7 +83,7 @@ impl Decoder {
                         return Ok(taken);
                     }
                     if self.keep_data {
-                        slots[slot as usize].data[at..at + bytes].copy_from_slice(&rest[..bytes]);
+                        slots[slot as usize].data.target()[at..at + bytes].copy_from_slice(&rest[..bytes]);
                     }
                     self.data_arrived(bytes, slots, done)?;
                     taken += bytes;
@@ -100,14 +101,14 @@ impl Decoder {
     }
 
     /// `bytes` of data are in the slot's buffer.
-    pub fn data_arrived(
+    pub fn data_arrived<D: Body>(
         &mut self,
         bytes: usize,
-        slots: &mut [Slot],
+        slots: &mut [Slot<D>],
         done: &mut Vec<Done>,
     ) -> Result<(), &'static str> {
         let Phase::Data { slot, at, left, last } = self.phase else { return Ok(()) };
-        slots[slot as usize].arrived += bytes as u32;
+        arrive(&mut slots[slot as usize], bytes)?;
         self.phase = Phase::Data { slot, at: at + bytes, left: left - bytes, last };
         if left == bytes {
             self.phase = Phase::Head;
@@ -118,10 +119,10 @@ impl Decoder {
         Ok(())
     }
 
-    fn head(
+    fn head<D: Body>(
         &mut self,
         input: &[u8],
-        slots: &mut [Slot],
+        slots: &mut [Slot<D>],
         done: &mut Vec<Done>,
     ) -> Result<Parsed, &'static str> {
         let Some((magic, _)) = input.split_first_chunk::<4>() else { return Ok(Parsed::Short) };
@@ -136,10 +137,10 @@ impl Decoder {
     }
 
     /// "Simple reply message".
-    fn simple(
+    fn simple<D: Body>(
         &mut self,
         input: &[u8],
-        slots: &mut [Slot],
+        slots: &mut [Slot<D>],
         done: &mut Vec<Done>,
     ) -> Result<Parsed, &'static str> {
         let Ok((reply, _)) = SimpleReply::read_from_prefix(input) else { return Ok(Parsed::Short) };
@@ -156,10 +157,10 @@ impl Decoder {
     }
 
     /// "Structured reply chunk message".
-    fn chunk(
+    fn chunk<D: Body>(
         &mut self,
         input: &[u8],
-        slots: &mut [Slot],
+        slots: &mut [Slot<D>],
         done: &mut Vec<Done>,
     ) -> Result<Parsed, &'static str> {
         let Some((chunk, body)) = Chunk::read(input, self.extended) else { return Ok(Parsed::Short) };
@@ -200,13 +201,13 @@ impl Decoder {
         Ok(Parsed::Taken(head + length))
     }
 
-    fn offset_data(
+    fn offset_data<D: Body>(
         &mut self,
         index: u32,
         body: &[u8],
         length: usize,
         last: bool,
-        slots: &mut [Slot],
+        slots: &mut [Slot<D>],
     ) -> Result<Parsed, &'static str> {
         let data = length.checked_sub(8).filter(|&data| data > 0).ok_or("a data chunk without data")?;
         let Some((offset, _)) = body.split_first_chunk::<8>() else { return Ok(Parsed::Short) };
@@ -215,7 +216,7 @@ impl Decoder {
         Ok(Parsed::Taken(8))
     }
 
-    fn block_status(&self, slot: &mut Slot, body: &[u8]) -> Result<(), &'static str> {
+    fn block_status<D: Body>(&self, slot: &mut Slot<D>, body: &[u8]) -> Result<(), &'static str> {
         let (context, descriptors) =
             body.split_first_chunk::<4>().ok_or("a block status without a context")?;
         if Some(u32::from_be_bytes(*context)) != self.context {
@@ -224,12 +225,12 @@ impl Decoder {
         let descriptors = <[StatusDescriptor]>::ref_from_bytes(descriptors)
             .map_err(|_| "a block status that does not divide into descriptors")?;
         for descriptor in descriptors {
-            slot.push_extent(u64::from(descriptor.length.get()), descriptor.flags.get().into());
+            slot.push_extent(u64::from(descriptor.length.get()), descriptor.flags.get().into())?;
         }
         Ok(())
     }
 
-    fn block_status_ext(&self, slot: &mut Slot, body: &[u8]) -> Result<(), &'static str> {
+    fn block_status_ext<D: Body>(&self, slot: &mut Slot<D>, body: &[u8]) -> Result<(), &'static str> {
         let (context, body) = body.split_first_chunk::<4>().ok_or("a block status without a context")?;
         if Some(u32::from_be_bytes(*context)) != self.context {
             return Err("a block status of a context that was not asked for");
@@ -242,7 +243,7 @@ impl Decoder {
             return Err("a block status with another number of extents than it says");
         }
         for descriptor in descriptors {
-            slot.push_extent(descriptor.length.get(), descriptor.flags.get());
+            slot.push_extent(descriptor.length.get(), descriptor.flags.get())?;
         }
         Ok(())
     }
@@ -279,18 +280,28 @@ impl Chunk {
 }
 
 /// "OFFSET_HOLE": part of a read is zeroes.
-fn hole(slot: &mut Slot, body: &[u8]) -> Result<(), &'static str> {
+fn hole<D: Body>(slot: &mut Slot<D>, body: &[u8]) -> Result<(), &'static str> {
     let malformed = "a hole chunk of the wrong length";
     let (offset, length) = body.split_first_chunk::<8>().ok_or(malformed)?;
     let length = u32::from_be_bytes(length.try_into().map_err(|_| malformed)?) as usize;
     let at = offset_in_buffer(slot, u64::from_be_bytes(*offset), length)?;
-    slot.data[at..at + length].fill(0);
-    slot.arrived += length as u32;
+    slot.data.target()[at..at + length].fill(0);
+    arrive(slot, length)
+}
+
+/// So many bytes of a read have arrived. Not more than were asked for: a server could else send the same ones for ever.
+fn arrive<D: Body>(slot: &mut Slot<D>, bytes: usize) -> Result<(), &'static str> {
+    let (_, asked) = slot.command.range();
+    let arrived = u64::from(slot.arrived) + bytes as u64;
+    if arrived > asked {
+        return Err("more data than was asked for");
+    }
+    slot.arrived = arrived as u32;
     Ok(())
 }
 
 /// The place in the slot's buffer of `length` bytes from `offset` of the export.
-fn offset_in_buffer(slot: &Slot, offset: u64, length: usize) -> Result<usize, &'static str> {
+fn offset_in_buffer<D: Body>(slot: &Slot<D>, offset: u64, length: usize) -> Result<usize, &'static str> {
     let NbdCommand::Read { offset: start, length: asked } = slot.command else {
         return Err("data in answer to a request that is not a read");
     };
@@ -299,7 +310,7 @@ fn offset_in_buffer(slot: &Slot, offset: u64, length: usize) -> Result<usize, &'
     at.map(|at| at as usize).ok_or("data outside the range that was asked for")
 }
 
-fn find(cookie: u64, slots: &[Slot]) -> Result<u32, &'static str> {
+fn find<D: Body>(cookie: u64, slots: &[Slot<D>]) -> Result<u32, &'static str> {
     let index = cookie as u32;
     match slots.get(index as usize) {
         Some(slot) if slot.busy && slot.cookie(index) == cookie => Ok(index),
@@ -307,7 +318,7 @@ fn find(cookie: u64, slots: &[Slot]) -> Result<u32, &'static str> {
     }
 }
 
-fn finish(index: u32, slots: &mut [Slot], done: &mut Vec<Done>) -> Result<(), &'static str> {
+fn finish<D: Body>(index: u32, slots: &mut [Slot<D>], done: &mut Vec<Done>) -> Result<(), &'static str> {
     let slot = &mut slots[index as usize];
     if let NbdCommand::Read { length, .. } = slot.command
         && slot.errno == 0

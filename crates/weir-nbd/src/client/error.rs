@@ -74,6 +74,18 @@ pub enum NbdError {
 }
 
 impl NbdError {
+    /// Whether the server cannot be reached at present, or breaks off: it may be another time.
+    #[must_use]
+    pub fn is_unreachable(&self) -> bool {
+        matches!(
+            self,
+            NbdError::Connect { .. }
+                | NbdError::Closed { .. }
+                | NbdError::Broken { .. }
+                | NbdError::Timeout { .. }
+        )
+    }
+
     /// Whether the connection is unusable. Otherwise only one request failed.
     #[must_use]
     pub fn is_connection(&self) -> bool {

@@ -10,6 +10,9 @@ use crate::protocol::{
     transmission_flag,
 };
 
+/// Most bytes of the names of exports.
+const MOST_NAMES: usize = 1 << 20;
+
 /// Largest accepted reply to an option, in bytes.
 const LARGEST_REPLY: usize = 64 << 10;
 
@@ -147,6 +150,43 @@ fn choose(stream: &mut (impl Read + Write), name: &str, wishes: Wishes) -> Resul
     }
     go(stream, name, &mut export)?;
     Ok(export)
+}
+
+/// The names of the exports, if the server lists them. Ends the session.
+pub(super) fn list(stream: &mut (impl Read + Write)) -> Result<Option<Vec<String>>, NegotiationError> {
+    greet(stream)?;
+    send_option(stream, option::LIST, &[])?;
+    let (mut names, mut bytes) = (Vec::new(), 0);
+    loop {
+        let reply = read_reply(stream, option::LIST)?;
+        match reply.kind {
+            option_reply::SERVER => {
+                let name = listed_name(&reply.body)
+                    .ok_or(NegotiationError::Protocol("a listed export without a name"))?;
+                // A short name takes memory, too.
+                bytes += name.len() + size_of::<String>();
+                if bytes > MOST_NAMES {
+                    return Err(NegotiationError::Protocol("a list of exports that is longer than 1 MiB"));
+                }
+                names.push(name);
+            }
+            option_reply::ACK => break,
+            _ if reply.is_error() => {
+                let _ = send_option(stream, option::ABORT, &[]);
+                return Ok(None);
+            }
+            _ => return Err(NegotiationError::Protocol("an unknown reply to LIST")),
+        }
+    }
+    // It may end the connection before it hears that.
+    let _ = send_option(stream, option::ABORT, &[]);
+    Ok(Some(names))
+}
+
+fn listed_name(body: &[u8]) -> Option<String> {
+    let (length, rest) = body.split_first_chunk::<4>()?;
+    let name = rest.get(..u32::from_be_bytes(*length) as usize)?;
+    String::from_utf8(name.to_vec()).ok()
 }
 
 /// A handshake in steps, so that the stream can change to TLS in between: [`Negotiation::begin`], [`Negotiation::start_tls`], if

@@ -5,16 +5,20 @@
 //! answer.
 
 mod batch;
+mod body;
 mod connection;
 mod decoder;
+mod dial;
 mod error;
 mod handshake;
 mod simple;
 mod slot;
 mod system;
 
+pub use body::Body;
 pub use connection::{Connection, Options};
 pub use decoder::Done;
+pub use dial::{Dialed, list_exports};
 pub use error::{NbdError, errno_text};
 pub use handshake::{Export, Negotiation, NegotiationError};
 pub use simple::{Answer, Completed, NbdClient, Ticket};

@@ -4,7 +4,11 @@ use std::fmt;
 
 use weir_block::{Extent, ExtentState};
 
+use super::body::Body;
 use crate::protocol::{command, command_flag, extent_flag};
+
+/// Most extents in the answer to one block status: as many as the largest chunk has.
+const MOST_EXTENTS: usize = (1 << 20) / 8;
 
 /// Flags of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -129,7 +133,7 @@ impl fmt::Display for NbdCommand {
 
 /// Room for one request and its data.
 #[derive(Debug)]
-pub(super) struct Slot {
+pub(super) struct Slot<D = Vec<u8>> {
     pub command: NbdCommand,
     /// Counts the requests in this slot, to tell an answer to an earlier one from the current one's.
     pub round: u32,
@@ -139,20 +143,23 @@ pub(super) struct Slot {
     /// Bytes of a read that have arrived.
     pub arrived: u32,
     /// Payload of a read or write.
-    pub data: Vec<u8>,
+    pub data: D,
     /// The extents of a block status.
     pub extents: Vec<Extent>,
 }
 
-impl Slot {
-    pub fn new() -> Slot {
+impl<D: Body> Slot<D> {
+    pub fn new() -> Slot<D>
+    where
+        D: Default,
+    {
         Slot {
             command: NbdCommand::Flush,
             round: 0,
             busy: false,
             errno: 0,
             arrived: 0,
-            data: Vec::new(),
+            data: D::default(),
             extents: Vec::new(),
         }
     }
@@ -169,21 +176,23 @@ impl Slot {
         self.errno = 0;
         self.arrived = 0;
         self.extents.clear();
-        if let NbdCommand::Read { length, .. } = command
-            && self.data.len() < length as usize
-        {
-            self.data.resize(length as usize, 0);
+        if let NbdCommand::Read { length, .. } | NbdCommand::Write { length, .. } = command {
+            self.data.make_room(length as usize);
         }
     }
 
-    /// Appends an extent of the context `base:allocation`; merges it with a previous one in the same state.
-    pub fn push_extent(&mut self, length: u64, flags: u64) {
+    /// Appends an extent of the context `base:allocation`; merges it with a previous one in the same state. A hole that need not read
+    /// as zeroes is not one for us.
+    pub fn push_extent(&mut self, length: u64, flags: u64) -> Result<(), &'static str> {
         let has = |flag: u32| flags & u64::from(flag) != 0;
         let state = match (has(extent_flag::HOLE), has(extent_flag::ZERO)) {
-            (true, _) => ExtentState::Hole,
+            (true, true) => ExtentState::Hole,
             (false, true) => ExtentState::Zero,
-            (false, false) => ExtentState::Allocated,
+            (_, false) => ExtentState::Allocated,
         };
+        if length == 0 {
+            return Err("an extent without a byte");
+        }
         match self.extents.last_mut() {
             Some(last) if last.state == state => last.length = last.length.saturating_add(length),
             last => {
@@ -192,5 +201,9 @@ impl Slot {
                 self.extents.push(Extent { offset, length, state });
             }
         }
+        if self.extents.len() > MOST_EXTENTS {
+            return Err("a block status with too many extents");
+        }
+        Ok(())
     }
 }

@@ -15,6 +15,9 @@ pub struct DiskView {
     pub name: String,
     /// The volume that holds it.
     pub volume: String,
+    /// The export that it is, in a volume that is an NBD server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export: Option<String>,
     /// Bytes.
     #[serde(rename = "size_bytes")]
     pub size: u64,
@@ -114,6 +117,33 @@ pub struct CreateDisk {
     #[serde(default)]
     pub medium: Medium,
     /// The highest rate at which its clients are served.
+    #[serde(default)]
+    pub limit: Option<DiskLimit>,
+}
+
+/// Makes a disk of an export of its volume's server, which holds what the export holds: nothing is written to it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdoptExport {
+    /// The disk's name.
+    pub name: String,
+    /// The volume, which is of the kind `nbd`.
+    pub volume: String,
+    /// The export; absent: that of the disk's name.
+    #[serde(default)]
+    pub export: Option<String>,
+    /// Bytes; the export must have as many. Absent: as many as it has.
+    #[serde(default, rename = "size_bytes")]
+    pub size: Option<u64>,
+    /// 512 or 4096; absent: the smallest that the server allows.
+    #[serde(default, rename = "logical_block_bytes")]
+    pub logical_block: Option<u32>,
+    /// As of [`CreateDisk`].
+    pub policy: String,
+    /// As of [`CreateDisk`].
+    #[serde(default)]
+    pub medium: Medium,
+    /// As of [`CreateDisk`].
     #[serde(default)]
     pub limit: Option<DiskLimit>,
 }

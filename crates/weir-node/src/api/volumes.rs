@@ -10,10 +10,16 @@ use serde::{Deserialize, Serialize};
 pub struct VolumeView {
     /// Its name.
     pub name: String,
-    /// Kind of backing: `dir`.
+    /// Kind of backing: `dir`, `lun` or `nbd`.
     pub kind: String,
-    /// Its path on every node; of a LUN, that on the node where it was made.
+    /// Its path on every node; of a LUN, that on the node where it was made; empty, if it is a server.
     pub path: PathBuf,
+    /// The URI of the NBD server that it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
+    /// The exports that the server listed when the volume was made, if it lists any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exports: Option<Vec<String>>,
     /// Disks in it.
     pub disks: usize,
     /// The volume is full (`volume-full`): writes of these disks, or their destage, find no space.
@@ -84,10 +90,14 @@ pub struct LunView {
 pub struct CreateVolume {
     /// Its name.
     pub name: String,
-    /// Kind of backing: `dir` or `lun`.
+    /// Kind of backing: `dir`, `lun` or `nbd`.
     pub kind: String,
-    /// Its path on every node: an existing directory. Of a LUN: a block device of the asked node.
+    /// Its path on every node: an existing directory. Of a LUN: a block device of the asked node. Absent for a server.
+    #[serde(default)]
     pub path: PathBuf,
+    /// The URI of an NBD server, which every node reaches by it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub server: Option<String>,
     /// Make this filesystem on the LUN: `xfs` or `ext4`. Whatever is there is lost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
@@ -103,8 +113,8 @@ impl CreateVolume {
     /// A volume in a directory.
     #[must_use]
     pub fn dir(name: impl Into<String>, path: PathBuf) -> CreateVolume {
-        let (format, identity, destroy) = (None, None, false);
-        CreateVolume { name: name.into(), kind: "dir".into(), path, format, identity, destroy }
+        let (server, format, identity, destroy) = (None, None, None, false);
+        CreateVolume { name: name.into(), kind: "dir".into(), path, server, format, identity, destroy }
     }
 }
 
@@ -210,7 +220,7 @@ pub struct DeleteVolume {
 pub struct DeletedVolume {
     /// The volume.
     pub volume: String,
-    /// Its directory, which stays.
+    /// Its directory, or its server, which stays.
     pub path: PathBuf,
     /// False for a dry run.
     pub done: bool,

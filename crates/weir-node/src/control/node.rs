@@ -13,7 +13,8 @@ use weir_cluster::membership::NodeSession;
 use weir_cluster::node_state::{self, Rules};
 use weir_cluster::records::{DiskRecord, LunRecord, Record, Source, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{Entry, Registry};
-use weir_volume::{BackingKind, DirVolume, FileIdentity, VolumeError};
+use weir_nbd::{Uri, UriError};
+use weir_volume::{BackingKind, DirVolume, FileIdentity, NbdTrouble, VolumeError};
 
 use super::capacity::LogCapacity;
 use super::clocks::Clocks;
@@ -119,6 +120,11 @@ impl Node {
     pub async fn place_of(&self, record: &DiskRecord) -> Result<Place, String> {
         match &record.source {
             Source::Device { path } => Ok(Place { backing: BackingKind::Path(path.clone()), volume: None }),
+            Source::Export { name } => {
+                let volume = self.volume(&record.volume).await.map_err(|error| error.message)?;
+                let server = server_of(&volume)?;
+                Ok(Place { backing: BackingKind::Nbd { server, export: name.clone() }, volume: None })
+            }
             Source::File { name } => {
                 let volume = self.volume(&record.volume).await.map_err(|error| error.message)?;
                 if volume.kind == VolumeKind::Lun {
@@ -169,6 +175,15 @@ impl Node {
     }
 }
 
+/// The server of a volume.
+///
+/// # Errors
+/// In words: the volume is none, or its record was written by a version that knows other URIs.
+pub fn server_of(volume: &VolumeRecord) -> Result<Uri, String> {
+    let nbd = volume.nbd.as_ref().ok_or_else(|| format!("volume {} is no NBD server", volume.name))?;
+    nbd.server.parse().map_err(|error: UriError| error.to_string())
+}
+
 /// Where a disk's data is, from one reading of the registry.
 #[derive(Clone, Debug)]
 pub struct Place {
@@ -202,7 +217,9 @@ pub fn volume_error(error: VolumeError) -> ApiError {
         | VolumeError::InvalidSize { .. }
         | VolumeError::Unsuitable { .. }
         | VolumeError::NotADirectory(_) => ApiErrorKind::Invalid,
-        VolumeError::NoReflinks(_) => ApiErrorKind::Refused,
+        VolumeError::NoReflinks(_) | VolumeError::NoFiles(_) => ApiErrorKind::Refused,
+        VolumeError::Nbd(NbdTrouble::Server(error)) if error.is_unreachable() => ApiErrorKind::Unavailable,
+        VolumeError::Nbd(_) => ApiErrorKind::Refused,
         VolumeError::Stopped(_) => ApiErrorKind::Unavailable,
         _ => ApiErrorKind::Failed,
     };

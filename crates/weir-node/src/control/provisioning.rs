@@ -64,12 +64,16 @@ pub(crate) enum Files {
     Dir(VolumeRecord),
     /// On the filesystem of its LUN, if this node coordinates it.
     Lun(String, Option<LunVolume>),
+    /// Nowhere: the volume is a server.
+    None(String),
 }
 
 impl Files {
     pub(crate) fn of(node: &Node, volume: VolumeRecord) -> Files {
-        if volume.kind != VolumeKind::Lun {
-            return Files::Dir(volume);
+        match volume.kind {
+            VolumeKind::Lun => {}
+            VolumeKind::Nbd => return Files::None(volume.name),
+            _ => return Files::Dir(volume),
         }
         let mounted = node.coordinators.get(&volume.name).mounted;
         Files::Lun(volume.name, mounted.map(|(_, mounted)| LunVolume(mounted)))
@@ -84,6 +88,7 @@ impl Files {
             Files::Dir(volume) => Ok(Box::new(DirVolume::open_as(&volume.path, volume.id)?)),
             Files::Lun(_, Some(volume)) => Ok(Box::new(volume.clone())),
             Files::Lun(name, None) => Err(VolumeError::NotCoordinator(name.clone())),
+            Files::None(name) => Err(VolumeError::NoFiles(name.clone())),
         }
     }
 }
@@ -298,6 +303,9 @@ async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str
         return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
     }
     let (files, name) = (Files::of(node, node.volume(&record.volume).await?), record.name.clone());
+    if let Files::None(_) = files {
+        return forget_export(node, entry, record, lost).await;
+    }
     // Whoever coordinates the LUN's volume finds the note, and removes the file.
     let is_others = matches!(files, Files::Lun(_, None));
     if !is_others {
@@ -318,14 +326,77 @@ async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str
     }
 }
 
-/// Refuses to delete a disk on a LUN to whose blocks former owners may still write: they would be another disk's (I4).
+/// Makes the record of a disk whose data is there already: an export of its volume's server. Nothing is written there.
+///
+/// # Errors
+/// Another disk has the name or the export, or the registry does not answer.
+pub async fn adopt_export(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
+    let key = keys::disk(&record.name);
+    loop {
+        // Read before the disks: whoever makes one of this volume meanwhile rewrites it.
+        let (volume, _) = node.volume_entry(&record.volume).await?;
+        check_export_free(node, record).await?;
+        let commit = in_volume(&volume)
+            .absent(keys::unfinished(&record.name))
+            .absent(key.clone())
+            .put(key.clone(), record.encode());
+        match node.registry.transact(commit).await {
+            Ok(_) => return Ok(()),
+            Err(RegistryError::Conflict { .. })
+                if node.volume_entry(&record.volume).await?.0.mod_revision != volume.mod_revision => {}
+            Err(RegistryError::Conflict { .. }) => {
+                let message = format!("there is a disk {} already", record.name);
+                return Err(ApiError::new(ApiErrorKind::Exists, message));
+            }
+            Err(error) => return Err(unavailable(error)),
+        }
+    }
+}
+
+/// Two disks must not have the same bytes.
+async fn check_export_free(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
+    for entry in node.registry.list(keys::DISKS).await.map_err(unavailable)?.entries {
+        let Ok(other) = DiskRecord::of(&entry) else {
+            let message = format!("{} cannot be read: it may have the export", entry.key);
+            return Err(ApiError::new(ApiErrorKind::Refused, message)
+                .hint("a newer version has written it; run the same version on all nodes"));
+        };
+        if other.volume == record.volume && other.source == record.source && other.name != record.name {
+            let message = format!("disk {} of volume {} has that export", other.name, other.volume);
+            return Err(ApiError::new(ApiErrorKind::Exists, message));
+        }
+    }
+    Ok(())
+}
+
+/// Removes the record of a disk that is an export, and leaves that as it is.
+async fn forget_export(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str) -> Result<(), ApiError> {
+    let gone = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision).delete(entry.key.clone());
+    match node.registry.transact(gone).await {
+        Ok(_) => {
+            let lost = if lost.is_empty() { String::new() } else { format!("; lost: {lost}") };
+            let text = format!("it is forgotten; its export stays as it is{lost}");
+            node.journal.tell("disk-deleted", &record.name, text);
+            Ok(())
+        }
+        Err(RegistryError::Conflict { .. }) => {
+            let message = format!("disk {} has just been opened", record.name);
+            Err(ApiError::new(ApiErrorKind::Refused, message))
+        }
+        Err(error) => Err(unavailable(error)),
+    }
+}
+
+/// Refuses to delete a disk on a LUN, or on a server, to whose blocks former owners may still write: they would be another disk's (I4).
 ///
 /// # Errors
 /// That, or there is no such volume.
 pub async fn check_former(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
-    if node.volume(&record.volume).await?.kind != VolumeKind::Lun {
-        return Ok(());
-    }
+    let blocks = match node.volume(&record.volume).await?.kind {
+        VolumeKind::Lun => "its blocks on the LUN",
+        VolumeKind::Nbd => "its export",
+        _ => return Ok(()),
+    };
     let name = &record.name;
     // An owner that is gone is not a former one before another node has taken the disk over.
     let gone = record.owner.as_ref().filter(|owner| **owner != node.session.node_ref());
@@ -333,7 +404,7 @@ pub async fn check_former(node: &Node, record: &DiskRecord) -> Result<(), ApiErr
     if record.former.is_empty() && !is_gone {
         return Ok(());
     }
-    let message = format!("former owners of disk {name} may still write to its blocks on the LUN");
+    let message = format!("former owners of disk {name} may still write to {blocks}");
     let grace = node.config.lease.fence_grace;
     let hint =
         format!("`weir disk export {name}` opens it, and its owner finds out within {grace}: delete it then");

@@ -30,6 +30,9 @@ impl Operations {
         if self.volume_records().await?.iter().any(|other| other.name == wanted.name) {
             return Err(exists(&wanted.name));
         }
+        if wanted.kind == "nbd" {
+            return self.plan_nbd(wanted).await;
+        }
         if wanted.kind != "lun" {
             check_dir(&wanted)?;
             let action = format!("use the directory {}", wanted.path.display());
@@ -76,7 +79,7 @@ impl Operations {
         };
         // The filesystem's identity, so that no two volumes have one filesystem.
         let id = u64::from_be_bytes(ready.superblock.uuid[..8].try_into().expect("eight bytes"));
-        let record = VolumeRecord { name, kind: VolumeKind::Lun, path, id, lun: Some(lun) };
+        let record = VolumeRecord { name, kind: VolumeKind::Lun, path, id, lun: Some(lun), nbd: None };
         record.check().map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
         let view = self.register(record.clone()).await?;
         self.await_served(&record.name).await;

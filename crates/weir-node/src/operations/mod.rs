@@ -9,6 +9,7 @@ pub mod health;
 pub(crate) mod imports;
 mod luns;
 mod measured;
+mod nbd;
 mod nodes;
 mod owners;
 mod rollback;
@@ -181,12 +182,22 @@ impl Operations {
         check_name(&wanted.name).map_err(|error| invalid(&error))?;
         self.check_cluster()?;
         check_size(wanted.size)?;
-        if self.node.volume(&wanted.volume).await?.kind == VolumeKind::Lun && wanted.logical_block != 4096 {
-            let message =
-                format!("disks of volume {}, which is on a LUN, have blocks of 4096 bytes", wanted.volume);
-            return Err(ApiError::new(ApiErrorKind::Invalid, message).hint("add --block 4096"));
+        match self.node.volume(&wanted.volume).await?.kind {
+            VolumeKind::Lun if wanted.logical_block != 4096 => {
+                let message = format!(
+                    "disks of volume {}, which is on a LUN, have blocks of 4096 bytes",
+                    wanted.volume
+                );
+                Err(ApiError::new(ApiErrorKind::Invalid, message).hint("add --block 4096"))
+            }
+            VolumeKind::Nbd => {
+                let message = format!("volume {} is an NBD server: no export is made there", wanted.volume);
+                Err(ApiError::new(ApiErrorKind::Refused, message).hint(
+                    "`weir disk create NAME --volume VOLUME --export EXPORT` makes a disk of one that is there; fill it with nbdcopy",
+                ))
+            }
+            _ => Ok(()),
         }
-        Ok(())
     }
 
     /// Makes a disk in a volume whose files this node reaches.

@@ -524,7 +524,8 @@ pub(super) fn is_file(record: &DiskRecord) -> Answer<()> {
     if matches!(record.source, Source::File { .. }) {
         return Ok(());
     }
-    let message = format!("disk {} is a device: only its storage can make snapshots of it", record.name);
+    let what = if matches!(record.source, Source::Export { .. }) { "an export" } else { "a device" };
+    let message = format!("disk {} is {what}: only its storage can make snapshots of it", record.name);
     Err(ApiError::new(ApiErrorKind::Refused, message))
 }
 

@@ -31,6 +31,12 @@ impl Operations {
         }
         self.check_coordinated(volume).await?;
         let record = self.node.volume(volume).await?;
+        if record.kind == VolumeKind::Nbd {
+            let message =
+                format!("volume {volume} is an NBD server, which does not say what its exports take");
+            return Err(ApiError::new(ApiErrorKind::Refused, message)
+                .hint("`weir volume show` lists its disks with their sizes"));
+        }
         let is_alone = record.kind == VolumeKind::Lun;
         let files = Files::of(&self.node, record);
         // A volume that is given up is not held for it.

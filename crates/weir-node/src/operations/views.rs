@@ -264,6 +264,10 @@ impl Operations {
         DiskView {
             name: record.name.clone(),
             volume: record.volume.clone(),
+            export: match &record.source {
+                Source::Export { name } => Some(name.clone()),
+                _ => None,
+            },
             size: record.size,
             allocated: None,
             logical_block: record.logical_block,

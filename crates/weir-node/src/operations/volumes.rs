@@ -87,12 +87,15 @@ impl Operations {
         let kind = match record.kind {
             VolumeKind::Dir => "dir",
             VolumeKind::Lun => "lun",
+            VolumeKind::Nbd => "nbd",
             _ => "unknown",
         };
         VolumeView {
             name: record.name.clone(),
             kind: kind.to_owned(),
             path: record.path.clone(),
+            server: record.nbd.as_ref().map(|nbd| nbd.server.clone()),
+            exports: None,
             disks: self.node.records.disks.now().values().filter(|disk| disk.volume == record.name).count(),
             full_for: Vec::new(),
             lun: None,
@@ -114,6 +117,9 @@ impl Operations {
         if wanted.kind == "lun" {
             return self.create_lun(wanted).await;
         }
+        if wanted.kind == "nbd" {
+            return self.create_nbd(wanted).await;
+        }
         check_dir(&wanted)?;
         let mut record = VolumeRecord::dir(wanted.name, wanted.path, random());
         record.check().map_err(|error| invalid(error.to_string()))?;
@@ -122,7 +128,8 @@ impl Operations {
             return Err(exists(&record.name));
         }
         let (path, new) = (record.path.clone(), record.id);
-        let others: Vec<_> = known.iter().map(|other| (other.name.clone(), other.path.clone())).collect();
+        let others = known.iter().filter(|other| other.nbd.is_none());
+        let others: Vec<_> = others.map(|other| (other.name.clone(), other.path.clone())).collect();
         let identified = self.bounded(blocking(move || {
             let volume = DirVolume::open_new(path)?;
             for (name, path) in &others {
@@ -149,7 +156,7 @@ impl Operations {
             record.create(keys::volume(&record.name)).absent(id.clone()).put(id.clone(), &*record.name);
         match self.node.registry.transact(create).await {
             Ok(_) => {
-                self.node.journal.tell("volume-created", &record.name, record.path.display().to_string());
+                self.node.journal.tell("volume-created", &record.name, record.place());
                 Ok(self.volume_view(&record))
             }
             Err(RegistryError::Conflict { .. }) => {
@@ -175,6 +182,7 @@ impl Operations {
         let disks = self.disks_in(name).await?;
         let what = match record.kind {
             VolumeKind::Lun => "the filesystem on its LUN stays",
+            VolumeKind::Nbd => "the server stays as it is",
             _ => "its directory stays",
         };
         if !disks.is_empty() {
@@ -185,7 +193,7 @@ impl Operations {
             return Err(ApiError::new(ApiErrorKind::Refused, message).hint("delete them first"));
         }
         let deleted =
-            DeletedVolume { volume: name.to_owned(), path: record.path.clone(), done: !wanted.dry_run };
+            DeletedVolume { volume: name.to_owned(), path: record.place().into(), done: !wanted.dry_run };
         if wanted.dry_run {
             return Ok(deleted);
         }
@@ -201,7 +209,7 @@ impl Operations {
             }
             Err(error) => return Err(unavailable(error)),
         }
-        self.node.journal.tell("volume-deleted", name, format!("{}: {what}", record.path.display()));
+        self.node.journal.tell("volume-deleted", name, format!("{}: {what}", record.place()));
         Ok(deleted)
     }
 
@@ -232,7 +240,13 @@ pub(super) fn check_dir(wanted: &CreateVolume) -> Answer<()> {
     let invalid = |message: String| Err(ApiError::new(ApiErrorKind::Invalid, message));
     match wanted {
         CreateVolume { kind, .. } if kind != "dir" => {
-            invalid(format!("{kind:?} is not a kind of volume; use dir or lun"))
+            invalid(format!("{kind:?} is not a kind of volume; use dir, lun or nbd"))
+        }
+        CreateVolume { server: Some(_), .. } => {
+            invalid("a directory has no server; that is for --kind nbd".into())
+        }
+        CreateVolume { path, .. } if path.as_os_str().is_empty() => {
+            invalid("a directory has a path: add --path".into())
         }
         CreateVolume { format: None, identity: None, destroy: false, .. } => Ok(()),
         CreateVolume { .. } => invalid(
@@ -242,7 +256,11 @@ pub(super) fn check_dir(wanted: &CreateVolume) -> Answer<()> {
 }
 
 /// Two volumes must not share a directory, or a LUN.
-fn same_volume(record: &VolumeRecord, other: &str) -> ApiError {
+pub(super) fn same_volume(record: &VolumeRecord, other: &str) -> ApiError {
+    if record.kind == VolumeKind::Nbd {
+        let message = format!("{} is volume {other} already", record.place());
+        return ApiError::new(ApiErrorKind::Exists, message).hint("make its exports disks of that volume");
+    }
     if record.kind == VolumeKind::Lun {
         let message = format!("the filesystem on {} is that of volume {other}", record.path.display());
         return ApiError::new(ApiErrorKind::Exists, message).hint(

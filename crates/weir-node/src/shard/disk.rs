@@ -87,6 +87,8 @@ impl Disk {
             volume: open.volume,
             coordinator_wait: config.coordinator_wait,
             full_volume_wait: config.full_volume_wait,
+            server_wait: config.server_wait,
+            fence_grace: config.nbd_fence_grace,
             ..BackingOptions::default()
         }
     }
@@ -452,8 +454,8 @@ impl Disk {
         layers.min(load).min(recording).min(self.barrier.deadline())
     }
 
-    /// Begins to close: clients are answered and disconnected, everything is destaged. On a full volume clients are disconnected without
-    /// answers: a write that waits for space waits on wherever the disk is open next, and an error here would be its guest's.
+    /// Begins to close: clients are answered and disconnected, everything is destaged. On a full volume, or while its server is away, clients
+    /// are disconnected without answers: a request that waits goes on wherever the disk is open next, and an error here would be its guest's.
     pub fn close(
         &mut self,
         reactor: &mut Reactor,
@@ -467,7 +469,7 @@ impl Disk {
                 if self.barrier.end(self.top.accel_mut().inner_mut()) && !self.held_for_move {
                     self.exports.resume();
                 }
-                match self.lacks_space(reactor.now()) {
+                match self.lacks_space(reactor.now()) || self.look().lower().inner().is_away() {
                     true => self.exports.abort(reactor, workspace),
                     false => self.exports.close(),
                 }
@@ -527,7 +529,8 @@ impl Disk {
 
     /// Whether the disk has come to its end here: nothing is under way and nobody is connected.
     pub fn is_over(&self) -> bool {
-        let quiet = self.exports.clients() == 0 && self.load.is_none() && self.top.in_flight() == 0;
+        let owes = self.look().lower().inner().owes();
+        let quiet = self.exports.clients() == 0 && self.load.is_none() && self.top.in_flight() == 0 && !owes;
         match self.life {
             Life::Serving => false,
             Life::Closing(_) => quiet && self.top.accel().inner().is_drained(),
@@ -578,6 +581,9 @@ impl Disk {
             status.reason = self.full_reason();
         }
         if let Some(reason) = self.silent_reason(now).filter(|_| status.reason.is_empty()) {
+            status.reason = reason;
+        }
+        if let Some(reason) = self.look().lower().inner().trouble(now) {
             status.reason = reason;
         }
         let state = match self.life {

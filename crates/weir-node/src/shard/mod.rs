@@ -57,6 +57,10 @@ pub struct ShardConfig {
     pub full_volume_wait: Duration,
     /// Requests that need the coordinator of a volume wait for one at most this long (P9).
     pub coordinator_wait: Duration,
+    /// Requests to a disk on an NBD server wait for one that is away at most this long (P9).
+    pub server_wait: Duration,
+    /// What was under way on a connection to an NBD server when it broke may land for this long (P4).
+    pub nbd_fence_grace: Duration,
     /// The time that records may wait to be destaged while the log has room.
     pub destage_delay: Duration,
     /// Filesystems of this host may be on its disks: memory that the thread needs does not wait for their dirty pages.

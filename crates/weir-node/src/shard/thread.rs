@@ -273,6 +273,9 @@ impl Turning {
         if let Some((kind, text)) = disk.new_space(now) {
             self.unsent.push(Notice::Event { disk: disk.name.clone(), kind, text });
         }
+        while let Some((kind, text)) = disk.news() {
+            self.unsent.push(Notice::Event { disk: disk.name.clone(), kind, text });
+        }
         if disk.is_newly_fenced() {
             self.unsent.push(Notice::Fenced { disk: disk.name.clone() });
         }

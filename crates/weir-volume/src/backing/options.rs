@@ -39,6 +39,10 @@ pub struct BackingOptions {
     pub coordinator_wait: Duration,
     /// Writes wait for space on a full volume for this long; zero: they fail at once.
     pub full_volume_wait: Duration,
+    /// Requests to a disk on an NBD server wait for one that is away for this long.
+    pub server_wait: Duration,
+    /// What was under way on a connection to an NBD server when it broke may land for this long after it was closed.
+    pub fence_grace: Duration,
 }
 
 impl Default for BackingOptions {
@@ -53,6 +57,8 @@ impl Default for BackingOptions {
             volume: None,
             coordinator_wait: Duration::from_secs(600),
             full_volume_wait: Duration::from_secs(600),
+            server_wait: Duration::from_secs(600),
+            fence_grace: Duration::from_secs(30),
         }
     }
 }

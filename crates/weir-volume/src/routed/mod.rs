@@ -6,7 +6,6 @@
 
 mod link;
 mod parts;
-mod patience;
 mod requests;
 mod shared;
 mod space;
@@ -35,10 +34,10 @@ use crate::lun::redirect::{ToCoordinator, ToOwner};
 use crate::lun::route_status::{Overdue, RouteCounts};
 use crate::lun::router::{self, Effect, Kind, Route, Router};
 use crate::lun::serving::{PIECE, ServedDisk};
+use crate::patience::Patience;
 use crate::planted::Planted;
 use link::{Link, LinkError};
 use parts::Part;
-use patience::Patience;
 use requests::{Pending, Source};
 
 /// From here on, slots of events are connections, by their number.

@@ -17,9 +17,13 @@ pub enum DiskCommand {
         /// The volume to put it in.
         #[arg(long, add = completion::volumes())]
         volume: String,
-        /// Size, for example 20GiB.
+        /// Size, for example 20GiB. In a volume that is an NBD server: may be left out, and is that of the export.
         #[arg(long, value_parser = parse_size_above_zero)]
-        size: Size,
+        size: Option<Size>,
+        /// In a volume that is an NBD server: the export that the disk is, by default that of the disk's name. The disk holds what the export
+        /// holds; nothing is written to it.
+        #[arg(long, value_name = "NAME")]
+        export: Option<String>,
         /// When a write is acknowledged. write-through: once the storage has it. write-back+N: once the write logs of the owner
         /// and of N = 0, 1 or 2 other nodes have it, in other fault domains where possible. Strict forms fix where the replicas
         /// are: write-back+1in, +2in (in the owner's fault domain), +1out, +2out (in others), +1in+1out. A policy that the
@@ -29,9 +33,9 @@ pub enum DiskCommand {
         /// Where the write log is kept, on the owner and on every replica: ram or flash. Nodes must offer it.
         #[arg(long, default_value = "ram")]
         medium: Medium,
-        /// Logical block: 512 or 4096 bytes.
-        #[arg(long, default_value_t = 512, value_name = "BYTES")]
-        block: u32,
+        /// Logical block: 512 or 4096 bytes. Default: 512; on an NBD server, the smallest of them that it allows.
+        #[arg(long, value_name = "BYTES")]
+        block: Option<u32>,
         #[command(flatten)]
         limit: LimitArgs,
     },

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use weir_block::size::Size;
 use weir_node::api::{
-    CloneDisk, CreateDisk, Delete, Deleted, DiskView, Disks, Export, LookAtLayout, Moved, Sharing,
+    AdoptExport, CloneDisk, CreateDisk, Delete, Deleted, DiskView, Disks, Export, LookAtLayout, Moved,
+    Sharing, VolumeView,
 };
 use weir_node::shard::messages::{DiskStatus, LimitDelays, RouteReason, RouteView};
 use weir_node::units::{Period, about, count};
@@ -21,11 +22,29 @@ use crate::output::{list, print, table};
 /// Executes a `weir disk` command.
 pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
     match command {
-        DiskCommand::Create { name, volume, size, policy, medium, block, limit } => {
+        DiskCommand::Create { name, volume, size, export, policy, medium, block, limit } => {
             let limit = limit.limit().map_err(Failure::usage)?;
-            let wanted =
-                CreateDisk { name, volume, size: size.0, logical_block: block, policy, medium, limit };
-            print(global.output, &any_node(global)?.create_disk(&wanted)?, show)
+            let (client, size) = (any_node(global)?, size.map(|size| size.0));
+            let is_server = export.is_some() || of_kind(&client.volumes()?, &volume, "nbd");
+            match size.filter(|_| !is_server) {
+                Some(size) => {
+                    let logical_block = block.unwrap_or(512);
+                    let wanted = CreateDisk { name, volume, size, logical_block, policy, medium, limit };
+                    print(global.output, &client.create_disk(&wanted)?, show)
+                }
+                None if is_server => {
+                    let logical_block = block;
+                    let wanted =
+                        AdoptExport { name, volume, export, size, logical_block, policy, medium, limit };
+                    print(global.output, &client.adopt_export(&wanted)?, |disk| {
+                        format!("{}\nIt holds what its export holds; nothing was written there.", show(disk))
+                    })
+                }
+                None => {
+                    let message = "a disk has a size: add --size, for example --size 20GiB";
+                    Err(Failure::usage(message))
+                }
+            }
         }
         // One that is copied is made from an image: see `image::copy`.
         DiskCommand::Clone { source, name, policy, medium, limit, dry_run: true, .. } => {
@@ -105,6 +124,10 @@ fn moved(moved: &Moved) -> String {
     )
 }
 
+fn of_kind(volumes: &[VolumeView], name: &str, kind: &str) -> bool {
+    volumes.iter().any(|volume| volume.name == name && volume.kind == kind)
+}
+
 fn sentence(deleted: &Deleted) -> String {
     let verb = if deleted.done { "deleted" } else { "would delete" };
     let lost = match (deleted.lost.as_str(), deleted.done) {
@@ -113,6 +136,9 @@ fn sentence(deleted: &Deleted) -> String {
         (lost, false) => format!("\nthis would lose {lost}"),
     };
     let path = deleted.path.display();
+    if !deleted.path.is_absolute() {
+        return format!("{verb} disk {}; {path} stays as it is{lost}", deleted.disk);
+    }
     let size = match deleted.allocated {
         Some(bytes) => format!("{} in use", about(bytes)),
         None => "which is not there, or does not answer".to_owned(),
@@ -188,6 +214,9 @@ pub fn show(disk: &DiskView) -> String {
         ("reason", disk.reason.clone()),
         ("warning", disk.warnings.join("; ")),
     ];
+    if let Some(export) = &disk.export {
+        pairs.insert(2, ("export", format!("`{export}` of the volume's server")));
+    }
     if let Some(detail) = &disk.detail {
         pairs.extend(detail.route.iter().flat_map(route));
         pairs.extend(delays(&detail.limit_delays));

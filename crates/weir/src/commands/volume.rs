@@ -32,10 +32,10 @@ struct Shown {
 pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
     let client = any_node(global)?;
     match command {
-        VolumeCommand::Create { name, path, kind, format, identity, destroy, dry_run } => {
+        VolumeCommand::Create { name, path, server, kind, format, identity, destroy, dry_run } => {
             // Nodes have working directories of their own.
-            let path = std::path::absolute(path)?;
-            let wanted = CreateVolume { name, kind, path, format, identity, destroy };
+            let path = path.map(std::path::absolute).transpose()?.unwrap_or_default();
+            let wanted = CreateVolume { name, kind, path, server, format, identity, destroy };
             if dry_run {
                 return print(global.output, &client.plan_volume(&wanted)?, planned);
             }
@@ -62,14 +62,9 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
         VolumeCommand::List => {
             print(global.output, &Volumes { volumes: client.volumes()? }, |Volumes { volumes }| {
                 let row = |volume: &VolumeView| {
-                    vec![
-                        volume.name.clone(),
-                        volume.kind.clone(),
-                        volume.disks.to_string(),
-                        volume.path.display().to_string(),
-                    ]
+                    vec![volume.name.clone(), volume.kind.clone(), volume.disks.to_string(), place(volume)]
                 };
-                table(&["VOLUME", "KIND", "DISKS", "PATH"], &[2], volumes.iter().map(row))
+                table(&["VOLUME", "KIND", "DISKS", "PATH OR SERVER"], &[2], volumes.iter().map(row))
             })
         }
         VolumeCommand::Show { name } => {
@@ -92,6 +87,11 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
             print(global.output, &client.delete_volume(&name, &DeleteVolume { dry_run })?, deleted)
         }
     }
+}
+
+/// Its path, or its server.
+fn place(volume: &VolumeView) -> String {
+    volume.server.clone().unwrap_or_else(|| volume.path.display().to_string())
 }
 
 fn planned(plan: &VolumePlan) -> String {
@@ -169,12 +169,17 @@ fn usage(volume: &VolumeUsage) -> String {
 }
 
 fn show(volume: &VolumeView) -> String {
+    let is_server = volume.server.is_some();
+    let du = format!("; `weir volume du {}` shows what they take", volume.name);
     let mut rows = vec![
         ("volume", volume.name.clone()),
         ("kind", volume.kind.clone()),
-        ("path", volume.path.display().to_string()),
-        ("disks", format!("{}; `weir volume du {}` shows what they take", volume.disks, volume.name)),
+        (if is_server { "server" } else { "path" }, place(volume)),
+        ("disks", format!("{}{}", volume.disks, if is_server { "" } else { &du })),
     ];
+    if let Some(exports) = &volume.exports {
+        rows.push(("exports listed", named(exports)));
+    }
     if !volume.full_for.is_empty() {
         rows.push(("full", full(volume)));
     }
@@ -188,6 +193,16 @@ fn show(volume: &VolumeView) -> String {
         rows.extend(of_lun(lun));
     }
     list(&rows)
+}
+
+fn named(exports: &[String]) -> String {
+    const MOST: usize = 20;
+    let quoted: Vec<String> = exports.iter().take(MOST).map(|name| format!("`{name}`")).collect();
+    match (exports.len(), exports.len().saturating_sub(MOST)) {
+        (0, _) => "none".to_owned(),
+        (_, 0) => quoted.join(", "),
+        (_, more) => format!("{} and {more} more", quoted.join(", ")),
+    }
 }
 
 fn full(volume: &VolumeView) -> String {

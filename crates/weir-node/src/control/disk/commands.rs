@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Caller, Gone, Refusal};
-use weir_cluster::records::{DiskRecord, Limit, Mode, NodeRef, Policy, VolumeKind};
+use weir_cluster::records::{DiskRecord, Limit, Mode, NodeRef, Policy, Source, VolumeKind, VolumeRecord};
 use weir_cluster::view::Seen;
 use weir_volume::{BackingOptions, DirVolume};
 
@@ -14,7 +14,7 @@ use super::record::PATIENCE;
 use super::{Came, DiskTask, RETRY, Request, taken};
 use crate::control::change::{self, ChangeError};
 use crate::control::decide::{Decision, Local, Situation, decide, evidence, is_live};
-use crate::control::node::blocking;
+use crate::control::node::{blocking, server_of};
 use crate::control::provisioning;
 use crate::error::{ApiError, ApiErrorKind};
 use crate::shard::messages::Command;
@@ -272,11 +272,14 @@ impl DiskTask {
         }
         // The file first: a record that promises more than there is would be worse than the other way round.
         let (node, of, name) = (Arc::clone(&self.node), seen.volume.clone(), self.name.clone());
+        let source = seen.source.clone();
         let grow = async move {
             let volume = node.volume(&of).await?;
-            if volume.kind == VolumeKind::Lun {
+            match &source {
                 // Its volume's coordinator has done it.
-                return Ok(());
+                _ if volume.kind == VolumeKind::Lun => return Ok(()),
+                Source::Export { name } => return has_size(&volume, name, size).await,
+                _ => {}
             }
             blocking(move || DirVolume::open_as(volume.path, volume.id)?.lengthen(&name, size)).await
         };
@@ -423,4 +426,17 @@ impl From<ChangedMeanwhile> for ApiError {
     fn from(_: ChangedMeanwhile) -> ApiError {
         ApiError::new(ApiErrorKind::Unavailable, "the disk's record has just changed").hint("try again")
     }
+}
+
+/// An export is resized by its server. The disk follows.
+async fn has_size(volume: &VolumeRecord, export: &str, size: u64) -> Result<(), ApiError> {
+    let server = server_of(volume).map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
+    let name = export.to_owned();
+    let (found, _) = blocking(move || Ok(weir_volume::nbd::describe(&server, &name, None)?)).await?;
+    if found == size {
+        return Ok(());
+    }
+    let message = format!("the export `{export}` of {} has {found} bytes, and not {size}", volume.place());
+    Err(ApiError::new(ApiErrorKind::Refused, message)
+        .hint("resize it at the server first, and give the size that it has then"))
 }

@@ -65,6 +65,11 @@ impl Disk {
         }
     }
 
+    /// The next event about its backing.
+    pub fn news(&mut self) -> Option<(&'static str, String)> {
+        self.backing().news()
+    }
+
     /// Whether it needs a way to its volume's coordinator.
     pub fn wants_coordinator(&mut self, now: Nanos) -> bool {
         self.backing().shared().is_some_and(|shared| shared.wants_coordinator(now))
@@ -168,6 +173,7 @@ impl Disk {
 
     pub(super) fn abandon(&mut self, reactor: &mut Reactor) {
         self.backing().stop_waiting();
+        self.backing().end(reactor);
         if let Some(shared) = self.backing().shared() {
             shared.abandon(reactor);
         }

@@ -1,12 +1,14 @@
-//! How long requests wait for the coordinator of a volume (P9): for one that is not there, and for one that is connected and answers nothing,
-//! because its LUN hangs, or its process stands still.
+//! How long requests wait for who does them (P9): for a coordinator or a server that is not there, and for one that is connected and answers
+//! nothing, because its storage hangs, or its process stands still.
 
 use std::time::Duration;
 
 use weir_block::Nanos;
 
-use super::ASK_AGAIN;
 use crate::lun::route_status::Overdue;
+
+/// Pause before one that did not answer before its limit is looked at again.
+const ASK_AGAIN: Duration = Duration::from_millis(500);
 
 /// A coordinator that owes answers and gives none is reported after this, long before requests fail.
 const SILENT: Duration = Duration::from_secs(10);
@@ -17,7 +19,7 @@ const STOOD_STILL: Duration = Duration::from_secs(1);
 
 /// The waits of one disk.
 #[derive(Debug)]
-pub(super) struct Patience {
+pub(crate) struct Patience {
     /// The longest wait.
     limit: Duration,
     /// The end of the wait for a coordinator; [`Nanos::NEVER`] while no request waits, or when it is over.

@@ -1,0 +1,154 @@
+//! Volumes that are NBD servers, and their disks: exports that are there already.
+
+use weir_block::hash::{FNV_BASIS, fnv1a};
+use weir_cluster::migration::first_epoch;
+use weir_cluster::records::{DiskRecord, Limit, Record, Source, VolumeKind, VolumeRecord, check_name};
+use weir_nbd::{Uri, UriError};
+use weir_volume::nbd;
+
+use super::volumes::exists;
+use super::{Answer, Operations, check_named, parse_policy};
+use crate::api::{AdoptExport, ApiError, ApiErrorKind, CreateVolume, DiskView, VolumePlan, VolumeView};
+use crate::control::node::{blocking, random, server_of, unavailable};
+use crate::control::provisioning;
+
+impl Operations {
+    /// What would be done to make a volume of a server: it is asked for its exports.
+    pub(super) async fn plan_nbd(&self, wanted: CreateVolume) -> Answer<VolumePlan> {
+        let (record, exports) = self.look_at_server(wanted).await?;
+        let action =
+            format!("use the NBD server {}, which lists {}", record.place(), listed(exports.as_deref()));
+        Ok(VolumePlan { volume: record.name, action, identity: None, destroys: false })
+    }
+
+    /// Makes a volume of a server that can be reached from here.
+    pub(super) async fn create_nbd(&self, wanted: CreateVolume) -> Answer<VolumeView> {
+        let (record, exports) = self.look_at_server(wanted).await?;
+        Ok(VolumeView { exports, ..self.register(record).await? })
+    }
+
+    async fn look_at_server(&self, wanted: CreateVolume) -> Answer<(VolumeRecord, Option<Vec<String>>)> {
+        check_named(&wanted.name)?;
+        let server = check_server(&wanted)?;
+        // The same for everybody who writes it so.
+        let place = server.to_string();
+        let record = VolumeRecord::nbd(wanted.name, place.clone(), fnv1a(FNV_BASIS, place.bytes()));
+        record.check().map_err(|error| invalid(error.to_string()))?;
+        let known = self.volume_records().await?;
+        if known.iter().any(|other| other.name == record.name) {
+            return Err(exists(&record.name));
+        }
+        if let Some(other) = known.iter().find(|other| other.nbd == record.nbd) {
+            return Err(super::volumes::same_volume(&record, &other.name));
+        }
+        let exports = self.bounded(blocking(move || Ok(nbd::survey(&server)?))).await.map_err(|error| {
+            let me = self.me().node;
+            error.hint(format!(
+                "node {me} has tried; every node that is to open its disks has to reach it by this URI"
+            ))
+        })?;
+        Ok((record, exports))
+    }
+
+    /// Makes a disk of an export of its volume's server. Nothing is written there.
+    ///
+    /// # Errors
+    /// As [`Operations::disks`]; the server cannot be reached; there is no such export, or another disk has it, or a disk cannot be on it.
+    pub async fn adopt_export(&self, wanted: AdoptExport) -> Answer<DiskView> {
+        let AdoptExport { name, volume, export, size, logical_block, policy, medium, limit } = wanted;
+        check_name(&name).map_err(|error| invalid(error.to_string()))?;
+        self.check_cluster()?;
+        let at = self.node.volume(&volume).await?;
+        if at.kind != VolumeKind::Nbd {
+            let message = format!("volume {volume} is no NBD server: its disks are made, with a size");
+            return Err(ApiError::new(ApiErrorKind::Invalid, message).hint("give --size, and no --export"));
+        }
+        let export = export.unwrap_or_else(|| name.clone());
+        let server = server_of(&at).map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
+        let of = export.clone();
+        let look = blocking(move || Ok(nbd::describe(&server, &of, logical_block)?));
+        let (found, block) = self.bounded(look).await?;
+        if let Some(size) = size.filter(|&size| size != found) {
+            let message =
+                format!("the export `{export}` of {} has {found} bytes, and not {size}", at.place());
+            return Err(ApiError::new(ApiErrorKind::Refused, message)
+                .hint("leave the size out, or resize the export at the server first"));
+        }
+        let policy = parse_policy(&policy)?;
+        let source = Source::Export { name: export.clone() };
+        let mut record = DiskRecord::new(&name, &volume, source, found, block, policy);
+        record.id = random();
+        record.medium = medium;
+        record.limit = limit.map(Limit::from);
+        record.check().map_err(|error| invalid(error.to_string()))?;
+        self.check_medium(medium)?;
+        // Above every epoch of an earlier disk of this name (P2).
+        let known = self.node.registry.list(&weir_cluster::records::keys::disk(&name)).await;
+        let revision = known.map_err(unavailable)?.revision;
+        record.epoch = first_epoch(&*self.node.registry, revision).await.map_err(unavailable)?;
+        provisioning::adopt_export(&self.node, &record).await?;
+        let text = format!(
+            "of the export `{export}` in volume {volume}, with what that holds, {found} bytes, {policy}, {medium}"
+        );
+        self.node.journal.tell("disk-created", &name, text);
+        let view = self.views([&record], Vec::new(), None).await.into_iter().next();
+        view.ok_or_else(|| ApiError::new(ApiErrorKind::Unavailable, "the disk has just been made"))
+    }
+}
+
+fn invalid(message: String) -> ApiError {
+    ApiError::new(ApiErrorKind::Invalid, message)
+}
+
+/// A wish for a volume that is a server has nothing that only a path has.
+fn check_server(wanted: &CreateVolume) -> Answer<Uri> {
+    let CreateVolume { path, server, format, identity, destroy, .. } = wanted;
+    if !path.as_os_str().is_empty() || format.is_some() || identity.is_some() || *destroy {
+        return Err(invalid(
+            "an NBD server has no path, no format, no identity and nothing to destroy".into(),
+        ));
+    }
+    let Some(server) = server else {
+        return Err(invalid("a volume of the kind nbd is a server: add --server nbd://HOST:PORT".into()));
+    };
+    let uri: Uri = server.parse().map_err(|error: UriError| invalid(error.to_string()))?;
+    if !uri.export.is_empty() {
+        let message = format!("{server} names the export `{}`, and a volume is a whole server", uri.export);
+        return Err(
+            invalid(message).hint("leave the export out here, and give it with `weir disk create --export`")
+        );
+    }
+    Ok(uri)
+}
+
+fn listed(exports: Option<&[String]>) -> String {
+    match exports {
+        Some(exports) => format!("these exports: {}", nbd::named(exports)),
+        None => "no exports to anybody".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::PathBuf;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_is_a_whole_server_and_nothing_else() {
+        let wanted = |server: Option<&str>| CreateVolume {
+            kind: "nbd".into(),
+            server: server.map(str::to_owned),
+            ..CreateVolume::dir("v", PathBuf::new())
+        };
+        let refused = |wanted: &CreateVolume| check_server(wanted).unwrap_err().message;
+        assert!(refused(&wanted(None)).contains("--server"));
+        assert!(refused(&wanted(Some("nbds://h/"))).contains("TLS"));
+        assert!(refused(&wanted(Some("nbd://h/e"))).contains("names the export `e`"));
+        let both = CreateVolume { path: "/srv".into(), ..wanted(Some("nbd://h/")) };
+        assert!(refused(&both).contains("no path"));
+        let same = ["nbd://h", "nbd://h:10809", "nbd://h:10809/"];
+        let same = same.map(|text| check_server(&wanted(Some(text))).unwrap().to_string());
+        assert_eq!(same, ["nbd://h:10809/"; 3].map(str::to_owned));
+    }
+}

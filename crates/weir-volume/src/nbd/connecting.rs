@@ -1,0 +1,255 @@
+//! The life of a disk's connection: what its loss means for the requests on it, the next one, and the end.
+
+use std::time::Duration;
+
+use weir_block::{Completion, IoError, Nanos, Reactor};
+
+use super::body::Data;
+use super::requests::{Limits, Whose, Work};
+use super::{NbdBacking, away, tag_of};
+use crate::lun::route_status::Overdue;
+
+impl NbdBacking {
+    /// The connection is gone, or given up. What was under way on it is in doubt from now on, if it changes something.
+    pub(super) fn lose(&mut self, reactor: &mut Reactor, why: &str) {
+        let Some(mut connection) = self.link.lose(reactor) else { return };
+        let now = reactor.now();
+        let until = now + self.fence_grace;
+        let sent = self.pending.iter().filter(|(_, request)| request.is_sent);
+        let sent: Vec<u32> = sent.map(|(slot, _)| slot as u32).collect();
+        let mut in_doubt = 0;
+        for slot in sent {
+            let (has_begun, data) = (connection.has_begun(slot), connection.take(slot));
+            let request = &mut self.pending[slot as usize];
+            request.restart();
+            if let (Work::Read(buffer), Data::Into(taken, _)) = (&mut request.work, data) {
+                *buffer = Some(taken);
+            }
+            let (range, whose) = (request.range(), request.whose);
+            let is_own = matches!(whose, Whose::Again(_) | Whose::Flush);
+            if request.changes_data() && has_begun {
+                // The log has newer bytes for a read where destage writes.
+                let bars_reads = !matches!(whose, Whose::Destage(_));
+                self.doubts.add(range, until, (!is_own).then_some(slot), bars_reads);
+                in_doubt += 1;
+            }
+            if is_own {
+                self.pending.remove(slot as usize);
+            } else {
+                self.waiting.push_back(slot);
+            }
+        }
+        self.waiting.make_contiguous().sort_by_key(|&slot| self.pending[slot as usize].serial);
+        self.again = 0;
+        self.again_at = Nanos(0);
+        self.flushes.disconnected();
+        self.owe_all();
+        connection.reset();
+        self.patience.disconnected(now);
+        self.renews = false;
+        self.why = why.to_owned();
+        self.tell_away(now, in_doubt);
+    }
+
+    fn tell_away(&mut self, now: Nanos, in_doubt: usize) {
+        if self.away_since.is_some() {
+            return;
+        }
+        self.away_since = Some(now);
+        let doubt = match in_doubt {
+            0 => String::new(),
+            count => format!(
+                "; {count} changes were under way, which may land until {} from now: what overlaps them waits (nbd.fence_grace)",
+                seconds(self.fence_grace)
+            ),
+        };
+        let text = format!(
+            "{}: {}. Requests wait for it, for at most {} (nbd.server_wait){doubt}",
+            self.name,
+            self.why,
+            seconds(self.server_wait)
+        );
+        self.news.push_back(("server-away", text));
+    }
+
+    /// Makes the next connection, if there is none.
+    pub(super) fn connect(&mut self, reactor: &mut Reactor) {
+        if self.link.is_up() || self.has_ended {
+            return;
+        }
+        match self.link.connect(reactor, self.info.size, self.info.logical_block) {
+            Ok(false) => {}
+            Ok(true) => self.connected(reactor),
+            Err(trouble) => {
+                self.why = trouble.to_string();
+                self.tell_away(reactor.now(), 0);
+            }
+        }
+    }
+
+    fn connected(&mut self, reactor: &mut Reactor) {
+        let Some(export) = self.link.export() else { return };
+        self.limits = Limits::of(export, self.info.logical_block);
+        (self.info.fast_zeroes, self.info.discards) = (self.limits.zeroes, self.limits.zeroes);
+        self.patience.greeted();
+        self.may_go_on = true;
+        if self.fails {
+            // Its answer ends that.
+            self.flushes.arrive(Whose::Flush);
+        }
+        if let Some(since) = self.away_since.take() {
+            let again = match self.kept.owed() {
+                0 => String::new(),
+                count => format!("; {count} ranges that it had not flushed are written again"),
+            };
+            let text =
+                format!("{}: connected again after {}{again}", self.name, seconds(reactor.now() - since));
+            self.news.push_back(("server-back", text));
+        }
+    }
+
+    /// Ends the connection for another one, when nothing is under way on it.
+    pub(super) fn renew(&mut self, reactor: &mut Reactor) {
+        if !self.renews || self.pending.iter().any(|(_, request)| request.is_sent) {
+            return;
+        }
+        self.renews = false;
+        if let Some(connection) = self.link.lose(reactor) {
+            connection.disconnect();
+            self.flushes.disconnected();
+            self.owe_all();
+            self.patience.disconnected(reactor.now());
+            self.why = "its size has changed".to_owned();
+        }
+    }
+
+    /// Requests do not wait for a server without a limit (P9).
+    pub(super) fn check_patience(&mut self, reactor: &mut Reactor) {
+        if self.patience.has_nothing() || self.has_ended {
+            return;
+        }
+        let waits = self.pending.len() + self.flushes.pending() > 0;
+        let overdue = self.patience.check(reactor.now(), self.link.is_up(), waits);
+        let what = match overdue {
+            None => return,
+            Some(Overdue::Missing) => format!("could not be reached ({})", self.why),
+            Some(Overdue::Silent) => {
+                self.lose(reactor, "it has answered nothing");
+                self.patience.gave_up();
+                "has answered nothing".to_owned()
+            }
+        };
+        if !std::mem::replace(&mut self.fails, true) {
+            let text = format!(
+                "{}: it {what} for {} (nbd.server_wait): requests fail until it is back",
+                self.name,
+                seconds(self.server_wait)
+            );
+            self.news.push_back(("server-overdue", text));
+        }
+        self.fail_waiting(away(), |_| true);
+    }
+
+    /// Requests fail that are not under way. What they have sent over a former connection may land all the same.
+    pub(super) fn fail_waiting(&mut self, error: IoError, which: impl Fn(Whose) -> bool) {
+        for slot in std::mem::take(&mut self.waiting) {
+            let whose = self.pending[slot as usize].whose;
+            if !which(whose) {
+                self.waiting.push_back(slot);
+                continue;
+            }
+            self.pending.remove(slot as usize);
+            self.doubts.orphan(slot);
+            self.ready.extend(tag_of(whose).map(|tag| Completion { tag, result: Err(error) }));
+        }
+        self.may_go_on |= !self.waiting.is_empty();
+        if self.link.is_up() {
+            return;
+        }
+        let (fail, keep): (Vec<Whose>, Vec<Whose>) =
+            self.flushes.give_up().into_iter().partition(|&whose| which(whose));
+        keep.into_iter().for_each(|whose| self.flushes.arrive(whose));
+        let tags = fail.into_iter().filter_map(tag_of);
+        self.ready.extend(tags.map(|tag| Completion { tag, result: Err(error) }));
+    }
+
+    /// The disk is another node's, or closed here: nothing more is begun, and what is kept is nobody's any more.
+    pub(super) fn end_all(&mut self, reactor: &mut Reactor) {
+        self.has_ended = true;
+        self.kept.clear();
+        if let Some(error) = self.refusal() {
+            self.fail_waiting(error, |_| true);
+        }
+        // What has been begun and cannot be sent any more has no answer to wait for.
+        if self.link.wants_to_send() {
+            self.lose(reactor, "the disk is not this node's any more");
+            if let Some(error) = self.refusal() {
+                self.fail_waiting(error, |_| true);
+            }
+        }
+        self.say_farewell(reactor);
+    }
+
+    /// Ends the connection of a disk that has ended, when everything on it is answered.
+    pub(super) fn say_farewell(&mut self, reactor: &mut Reactor) {
+        if self.has_ended
+            && self.pending.is_empty()
+            && let Some(connection) = self.link.close(reactor)
+        {
+            connection.disconnect();
+        }
+    }
+
+    /// Whether something may still reach the server, or has to, though every request is answered.
+    pub(super) fn still_owes(&self) -> bool {
+        let keeps = self.is_closing && !self.has_ended && !self.fails && !self.kept.is_empty();
+        keeps || !self.doubts.is_empty() || self.pending.iter().any(|(_, request)| request.is_sent)
+    }
+
+    /// What keeps the disk from serving as it should, in words.
+    pub(super) fn trouble_at(&self, now: Nanos) -> Option<String> {
+        let effect = if self.fails { "fail" } else { "wait" };
+        if !self.link.is_up() && self.away_since.is_some() {
+            return Some(format!("{} is away: {}. Requests {effect} until it is back", self.name, self.why));
+        }
+        if self.patience.is_silent() {
+            return Some(format!("{} answers nothing. Requests {effect}", self.name));
+        }
+        match self.doubts.open(now) {
+            0 => None,
+            count => Some(format!(
+                "the connection to {} broke with {count} changes under way, which may still land: what overlaps them waits, for at \
+                 most {} (nbd.fence_grace)",
+                self.name,
+                seconds(self.fence_grace)
+            )),
+        }
+    }
+
+    /// The next time at which something is to be done without an event.
+    pub(super) fn next_turn(&self) -> Nanos {
+        let mut next = self.doubts.next_end(self.looked_at);
+        if self.has_ended {
+            return next;
+        }
+        next = next.min(self.patience.deadline());
+        if !self.link.is_up() {
+            return next.min(self.link.deadline());
+        }
+        if self.link.has_unsent() {
+            next = next.min(self.right_at);
+        }
+        if self.kept.owed() > 0 && self.again_at > self.looked_at {
+            next = next.min(self.again_at);
+        }
+        next.min(self.flush_at())
+    }
+}
+
+/// A time for people.
+fn seconds(time: Duration) -> String {
+    match time.as_secs() {
+        0..10 => format!("{:.1} s", time.as_secs_f64()),
+        seconds => format!("{seconds} s"),
+    }
+}

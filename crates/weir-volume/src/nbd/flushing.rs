@@ -1,0 +1,209 @@
+//! Flushes: one at a time for all who wait, when nothing is left to be written again; and what a broken connection takes from them.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use weir_block::{Code, Completion, ErrorKind, Group, IoError, Nanos, Outcome, Reactor};
+
+use super::body::Source;
+use super::kept::Content;
+use super::requests::{Pending, Whose, Work};
+use super::{AGAIN, KEPT, MOST_KEPT, NbdBacking, tag_of};
+
+/// What was acknowledged is flushed after this long without being asked to: until then it takes memory here.
+const FLUSH_AFTER: Duration = Duration::from_secs(5);
+
+/// Pause after the server has refused what is to be written again.
+const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// The flushes of a disk.
+#[derive(Default)]
+pub(super) struct Flushes {
+    /// Those who wait; [`Whose::Flush`] is the backing itself.
+    group: Group<Whose>,
+    /// Flushes that were begun.
+    begun: u64,
+    /// The one on the connection covers what was acknowledged when so many had begun.
+    covers: Option<u64>,
+    /// Destage has written, when so many had begun, and no flush has covered it.
+    destaged: Option<u64>,
+    /// The connection has broken since: the server may have ended with what destage has written. Its next flush fails, and it writes again
+    /// what the log has.
+    lost: bool,
+    /// The time since which something is kept.
+    keeps_since: Option<Nanos>,
+}
+
+impl Flushes {
+    /// Somebody wants one.
+    pub fn arrive(&mut self, whose: Whose) {
+        self.group.arrive(whose);
+    }
+
+    pub fn begun(&self) -> u64 {
+        self.begun
+    }
+
+    pub fn destaged(&mut self) {
+        self.destaged = Some(self.begun);
+    }
+
+    /// A change was acknowledged that is not durable.
+    pub fn keeps(&mut self, now: Nanos) {
+        self.keeps_since.get_or_insert(now);
+    }
+
+    pub fn pending(&self) -> usize {
+        self.group.pending()
+    }
+
+    /// The connection has broken.
+    pub fn disconnected(&mut self) {
+        self.covers = None;
+        self.lost |= self.destaged.take().is_some();
+    }
+
+    /// All who wait, for the next one or the one under way.
+    pub fn give_up(&mut self) -> Vec<Whose> {
+        let mut all: Vec<Whose> = self.group.finish().collect();
+        all.extend(self.group.give_up());
+        all
+    }
+}
+
+impl NbdBacking {
+    /// When something is flushed without being asked for.
+    pub(super) fn flush_at(&self) -> Nanos {
+        match self.flushes.keeps_since {
+            Some(since) if self.flushes.group.pending() == 0 && self.kept.owed() == 0 => since + FLUSH_AFTER,
+            _ => Nanos::NEVER,
+        }
+    }
+
+    /// Whether a flush waits only for its turn.
+    pub(super) fn may_flush(&self) -> bool {
+        let waits =
+            self.flushes.group.is_due() || self.flushes.group.is_running() && self.flushes.covers.is_none();
+        waits && self.link.is_up() && self.kept.owed() == 0 && !self.renews
+    }
+
+    /// Begins the flush that is due. What is to be written again comes first: a flush would else be answered for what is lost.
+    pub(super) fn start_flush(&mut self, reactor: &mut Reactor) {
+        let is_large = self.memory.lent() >= KEPT / 2 || self.kept.len() >= MOST_KEPT / 2;
+        let is_due = is_large || self.is_closing || reactor.now() >= self.flush_at();
+        if is_due && !self.kept.is_empty() && self.flushes.pending() == 0 {
+            self.flushes.arrive(Whose::Flush);
+        }
+        if !self.may_flush() {
+            return;
+        }
+        self.flushes.group.start();
+        self.flushes.covers = Some(self.flushes.begun);
+        self.flushes.begun += 1;
+        let slot = self.insert_own(Whose::Flush, Work::Flush, (0, 0));
+        self.begin(reactor, slot);
+    }
+
+    fn insert_own(&mut self, whose: Whose, work: Work, (start, end): (u64, u64)) -> u32 {
+        let serial = self.serial;
+        self.serial += 1;
+        let (offset, length) = (start, end - start);
+        let own = Pending { whose, work, offset, length, next: offset, sent: 0, is_sent: false, serial };
+        self.pending.insert(own) as u32
+    }
+
+    /// A flush has succeeded.
+    pub(super) fn flush_done(&mut self) {
+        let Some(covers) = self.flushes.covers.take() else { return };
+        self.kept.flushed(covers);
+        if self.kept.is_empty() {
+            self.flushes.keeps_since = None;
+        } else if let Some(since) = &mut self.flushes.keeps_since {
+            // The oldest of the rest is younger than the flush; how much so does not matter.
+            *since = *since + FLUSH_AFTER;
+        }
+        self.flushes.destaged = self.flushes.destaged.filter(|&age| age > covers);
+        let lost = IoError::new(
+            ErrorKind::Retry,
+            Code::Io,
+            "flushing what an NBD server may have lost with its connection",
+        );
+        for whose in self.flushes.group.finish() {
+            let result = match whose {
+                Whose::Destage(_) if std::mem::take(&mut self.flushes.lost) => Err(lost),
+                _ => Ok(Outcome::Done),
+            };
+            self.ready.extend(tag_of(whose).map(|tag| Completion { tag, result }));
+        }
+    }
+
+    /// The server could not flush: what it had not made durable may be lost, and another flush would not say so again. What is kept is
+    /// written again before the next one.
+    pub(super) fn flush_failed(&mut self, reactor: &mut Reactor, error: IoError) {
+        self.flushes.covers = None;
+        self.flushes.destaged = None;
+        self.owe_all();
+        self.again_at = reactor.now() + AGAIN_AFTER;
+        for whose in self.flushes.group.finish() {
+            if matches!(whose, Whose::Destage(_)) {
+                // It knows by this.
+                self.flushes.lost = false;
+            }
+            self.ready.extend(tag_of(whose).map(|tag| Completion { tag, result: Err(error) }));
+        }
+    }
+
+    /// All that is kept is to be written again.
+    pub(super) fn owe_all(&mut self) {
+        self.kept.owe_all();
+        self.again_from = 0;
+    }
+
+    /// Begins to write again what may be lost, a few at a time; not what overlaps a change that may still land.
+    pub(super) fn write_again(&mut self, reactor: &mut Reactor) {
+        let now = reactor.now();
+        if self.kept.owed() == 0 || !self.link.is_up() || now < self.again_at || self.renews {
+            return;
+        }
+        let mut turned = false;
+        while self.again < AGAIN {
+            let Some((start, extent)) = self.kept.next_owed(self.again_from) else {
+                // Those that had to wait, or have failed, are before this. None of them is under way then.
+                if std::mem::replace(&mut turned, true) || self.again > 0 {
+                    return;
+                }
+                self.again_from = 0;
+                continue;
+            };
+            let (end, content) = (extent.end, extent.content.clone());
+            self.again_from = end;
+            if self.doubts.may_land((start, end), now) {
+                continue;
+            }
+            let work = match content {
+                Content::Data(buffer, from) => {
+                    Work::Write { source: Source::Buffer(Rc::clone(&buffer), from), fua: false }
+                }
+                Content::Zeroes { may_unmap } => Work::Zero { fua: false, may_unmap, fast_only: false },
+            };
+            let slot = self.insert_own(Whose::Again(start), work, (start, end));
+            self.again += 1;
+            self.begin(reactor, slot);
+        }
+    }
+
+    pub(super) fn written_again(&mut self, start: u64) {
+        self.again -= 1;
+        self.kept.paid(start, self.flushes.begun);
+        self.may_go_on |= !self.waiting.is_empty();
+    }
+
+    /// The server refuses what it had acknowledged before. Whoever waits for a flush is told, and it is tried again.
+    pub(super) fn not_written_again(&mut self, reactor: &mut Reactor, error: IoError) {
+        self.again -= 1;
+        self.again_at = reactor.now() + AGAIN_AFTER;
+        for whose in self.flushes.give_up() {
+            self.ready.extend(tag_of(whose).map(|tag| Completion { tag, result: Err(error) }));
+        }
+    }
+}

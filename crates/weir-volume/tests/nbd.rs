@@ -1,0 +1,630 @@
+//! A disk on an NBD server, against a server that does what servers may do: it ends without what it has not flushed, and it carries a write
+//! out late, after its connection has broken.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use weir_block::{
+    Completion, Destage, Engine, Event, IoError, Layer, LayerInfo, Nanos, Outcome, Payload, Reactor,
+    ReactorConfig, Region, Request, Tag,
+};
+use weir_nbd::Uri;
+use weir_nbd::protocol::{command, error as errno};
+use weir_nbd::server::{Directory, ExportInfo, Handshake, Listed, NotServed, RequestHead, Session, Step};
+use weir_volume::{Backing, BackingKind, BackingOptions};
+
+const SIZE: u64 = 8 << 20;
+const BLOCK: usize = 4096;
+const GRACE: Duration = Duration::from_millis(700);
+
+/// What a server does with its next writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Writes {
+    #[default]
+    Answer,
+    /// It takes them, and does nothing before it is told to.
+    Hold,
+    /// It breaks the connection instead of an answer.
+    Break,
+}
+
+#[derive(Default)]
+struct Disk {
+    /// What a crash leaves, and what is newer.
+    durable: BTreeMap<u64, Vec<u8>>,
+    volatile: BTreeMap<u64, Vec<u8>>,
+    writes: Writes,
+    /// Writes that are to be carried out late.
+    held: Vec<(u64, Vec<u8>)>,
+    fails_flush: bool,
+    /// The connections, to be cut.
+    connections: Vec<UnixStream>,
+    flushes: usize,
+    size: u64,
+}
+
+impl Disk {
+    fn read(&self, block: u64) -> Vec<u8> {
+        let found = self.volatile.get(&block).or_else(|| self.durable.get(&block));
+        found.cloned().unwrap_or_else(|| vec![0; BLOCK])
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8]) {
+        for (at, block) in data.chunks(BLOCK).enumerate() {
+            self.volatile.insert(offset / BLOCK as u64 + at as u64, block.to_vec());
+        }
+    }
+}
+
+/// A server in this process. Its exports have one disk, whatever their names.
+struct Server {
+    disk: Arc<Mutex<Disk>>,
+    /// It accepts connections.
+    is_there: Arc<AtomicBool>,
+    socket: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+struct Exports(u64);
+
+impl Directory for Exports {
+    fn list(&self) -> Vec<Listed> {
+        vec![Listed { name: "d".into(), description: String::new() }]
+    }
+
+    fn lookup(&self, name: &str) -> Result<ExportInfo, NotServed> {
+        let layer = LayerInfo {
+            size: self.0,
+            logical_block: 512,
+            preferred_block: 4096,
+            max_transfer: 1 << 20,
+            writable: true,
+            fast_zeroes: true,
+            discards: true,
+        };
+        Ok(ExportInfo { name: name.into(), description: String::new(), layer })
+    }
+}
+
+impl Server {
+    fn new() -> Server {
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("s");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let disk = Arc::new(Mutex::new(Disk { size: SIZE, ..Disk::default() }));
+        let is_there = Arc::new(AtomicBool::new(true));
+        let (shared, there) = (Arc::clone(&disk), Arc::clone(&is_there));
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let Ok(stream) = stream else { return };
+                if there.load(Ordering::Relaxed) {
+                    let disk = Arc::clone(&shared);
+                    thread::spawn(move || serve(stream, &disk));
+                }
+            }
+        });
+        Server { disk, is_there, socket, _directory: directory }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Disk> {
+        self.disk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn break_connections(&self) {
+        for stream in self.lock().connections.drain(..) {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+    }
+
+    /// Its process ends, with what it has not flushed.
+    fn crash(&self) {
+        self.lock().volatile.clear();
+        self.break_connections();
+    }
+
+    fn leave(&self) {
+        self.is_there.store(false, Ordering::Relaxed);
+        self.break_connections();
+    }
+
+    fn come_back(&self) {
+        self.is_there.store(true, Ordering::Relaxed);
+    }
+
+    /// A write of a broken connection is carried out.
+    fn land(&self) {
+        let mut disk = self.lock();
+        for (offset, data) in std::mem::take(&mut disk.held) {
+            disk.write(offset, &data);
+        }
+    }
+
+    fn kind(&self) -> BackingKind {
+        BackingKind::Nbd { server: Uri::unix(&self.socket, ""), export: "d".into() }
+    }
+}
+
+fn serve(mut stream: UnixStream, disk: &Mutex<Disk>) -> Option<()> {
+    let size = disk.lock().ok()?.size;
+    let session = shake_hands(&mut stream, Exports(size))?;
+    disk.lock().ok()?.connections.push(stream.try_clone().ok()?);
+    loop {
+        let mut header = vec![0; RequestHead::size(session.extended_headers)];
+        stream.read_exact(&mut header).ok()?;
+        let (head, _) = RequestHead::read(&header, session.extended_headers).ok()??;
+        let mut payload = vec![0; head.payload as usize];
+        stream.read_exact(&mut payload).ok()?;
+        let mut disk = disk.lock().ok()?;
+        let (mut number, mut data) = (0, Vec::new());
+        let blocks = head.offset / BLOCK as u64..(head.offset + head.length) / BLOCK as u64;
+        match (head.command, disk.writes) {
+            (command::READ, _) => data = blocks.flat_map(|block| disk.read(block)).collect(),
+            (command::WRITE, Writes::Hold) => {
+                disk.held.push((head.offset, payload));
+                continue;
+            }
+            (command::WRITE, Writes::Break) => {
+                disk.held.push((head.offset, payload));
+                disk.connections.clear();
+                return None;
+            }
+            (command::WRITE, Writes::Answer) => disk.write(head.offset, &payload),
+            (command::WRITE_ZEROES, _) => {
+                disk.write(head.offset, &vec![0; head.length as usize]);
+            }
+            (command::FLUSH, _) if disk.fails_flush => {
+                disk.fails_flush = false;
+                disk.volatile.clear();
+                number = errno::EIO;
+            }
+            (command::FLUSH, _) => {
+                disk.flushes += 1;
+                let volatile = std::mem::take(&mut disk.volatile);
+                disk.durable.extend(volatile);
+            }
+            (command::DISC, _) => return None,
+            _ => number = errno::EINVAL,
+        }
+        drop(disk);
+        stream.write_all(&reply(&session, head, number, &data)).ok()?;
+    }
+}
+
+fn shake_hands(stream: &mut UnixStream, exports: Exports) -> Option<Session> {
+    let mut output = Vec::new();
+    let mut handshake = Handshake::new(&mut output);
+    let mut bytes = [0; 4096];
+    loop {
+        let step = handshake.step(&exports, &mut output);
+        stream.write_all(&std::mem::take(&mut output)).ok()?;
+        match step {
+            Step::Attach(session) => return Some(session),
+            Step::Continue => {}
+            Step::NeedMore => {
+                let count = stream.read(&mut bytes).ok().filter(|&count| count > 0)?;
+                handshake.receive(&bytes[..count]);
+            }
+            Step::Aborted | Step::Refused(_) => return None,
+        }
+    }
+}
+
+/// In the extended form, which Weir's handshake agrees on.
+fn reply(session: &Session, head: RequestHead, number: u32, data: &[u8]) -> Vec<u8> {
+    assert!(session.extended_headers);
+    let (kind, body) = match (number, head.command) {
+        (0, command::READ) => (1u16, [&head.offset.to_be_bytes()[..], data].concat()),
+        (0, _) => (0, Vec::new()),
+        _ => (0x8001, [&number.to_be_bytes()[..], &[0, 0]].concat()),
+    };
+    let mut bytes = vec![0x6e, 0x8a, 0x27, 0x8c, 0, 1];
+    bytes.extend(kind.to_be_bytes());
+    bytes.extend(head.cookie.to_be_bytes());
+    bytes.extend(head.offset.to_be_bytes());
+    bytes.extend((body.len() as u64).to_be_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+/// A shard with one disk.
+struct Shard {
+    reactor: Reactor,
+    backing: Box<dyn Backing>,
+    done: Vec<Completion>,
+    events: Vec<Event>,
+    tags: u64,
+}
+
+impl Shard {
+    fn new(server: &Server) -> Shard {
+        Shard::with(server, Duration::from_secs(60), GRACE)
+    }
+
+    fn with(server: &Server, server_wait: Duration, fence_grace: Duration) -> Shard {
+        let config = ReactorConfig { engine: Engine::Epoll, ..ReactorConfig::default() };
+        let mut reactor = Reactor::new(config).unwrap();
+        let options = BackingOptions {
+            size: Some(SIZE),
+            logical_block: Some(512),
+            server_wait,
+            fence_grace,
+            ..BackingOptions::default()
+        };
+        let backing = server.kind().open(&options).unwrap().attach(&mut reactor).unwrap();
+        Shard { reactor, backing, done: Vec::new(), events: Vec::new(), tags: 0 }
+    }
+
+    fn turn(&mut self, longest: Duration) {
+        self.backing.advance(&mut self.reactor, &mut self.done);
+        let until = if self.done.is_empty() { self.backing.deadline() } else { Nanos(0) };
+        let until = until.min(self.reactor.now() + longest);
+        self.reactor.wait(until, &mut self.events).unwrap();
+        for event in self.events.drain(..) {
+            self.backing.on_event(&mut self.reactor, event);
+        }
+    }
+
+    fn run(&mut self, time: Duration) {
+        let until = Instant::now() + time;
+        while Instant::now() < until {
+            self.turn(Duration::from_millis(5));
+        }
+    }
+
+    /// Turns until the request is answered.
+    fn answer(&mut self, tag: Tag) -> Result<Outcome, IoError> {
+        let until = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Some(at) = self.done.iter().position(|done| done.tag == tag) {
+                return self.done.remove(at).result;
+            }
+            assert!(Instant::now() < until, "no answer: {:?}", self.backing.trouble(self.reactor.now()));
+            self.turn(Duration::from_millis(50));
+        }
+    }
+
+    fn has(&self, tag: Tag) -> bool {
+        self.done.iter().any(|done| done.tag == tag)
+    }
+
+    fn tag(&mut self) -> Tag {
+        self.tags += 1;
+        Tag(self.tags)
+    }
+
+    fn begin_write(&mut self, block: u64, value: u8) -> Tag {
+        let tag = self.tag();
+        let bytes = vec![value; BLOCK];
+        let (offset, payload) = (block * BLOCK as u64, Payload::Lent(&bytes));
+        self.backing.submit(&mut self.reactor, Request::Write { tag, offset, payload, fua: false });
+        tag
+    }
+
+    fn write(&mut self, block: u64, value: u8) {
+        let tag = self.begin_write(block, value);
+        self.answer(tag).unwrap();
+    }
+
+    fn begin_read(&mut self, block: u64) -> Tag {
+        let (tag, buffer) = (self.tag(), self.reactor.buffers().take(BLOCK).unwrap());
+        self.backing.submit(&mut self.reactor, Request::Read { tag, offset: block * BLOCK as u64, buffer });
+        tag
+    }
+
+    fn read(&mut self, block: u64) -> u8 {
+        let tag = self.begin_read(block);
+        self.value(tag)
+    }
+
+    fn value(&mut self, tag: Tag) -> u8 {
+        match self.answer(tag).unwrap() {
+            Outcome::Read(buffer) => {
+                assert!(buffer.bytes().iter().all(|byte| *byte == buffer.bytes()[0]), "torn");
+                buffer.bytes()[0]
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn flush(&mut self) -> Result<(), IoError> {
+        let tag = self.tag();
+        self.backing.submit(&mut self.reactor, Request::Flush { tag });
+        self.answer(tag).map(drop)
+    }
+
+    fn news(&mut self) -> Vec<&'static str> {
+        std::iter::from_fn(|| self.backing.news()).map(|(kind, _)| kind).collect()
+    }
+}
+
+fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(10);
+    while !holds() {
+        assert!(Instant::now() < until, "{what}");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A write of 2 is under way when the connection breaks, and lands shortly before [`GRACE`] has passed.
+fn break_with_a_write_under_way(server: &Server, shard: &mut Shard) -> (Tag, Instant) {
+    shard.write(1, 1);
+    server.lock().writes = Writes::Break;
+    let lost = shard.begin_write(1, 2);
+    eventually("the write is sent", || {
+        shard.turn(Duration::from_millis(5));
+        !server.lock().held.is_empty()
+    });
+    server.lock().writes = Writes::Answer;
+    // What is sent before that is in doubt, too.
+    eventually("the loss is noticed", || {
+        shard.turn(Duration::from_millis(5));
+        shard.backing.trouble(shard.reactor.now()).is_some()
+    });
+    let broken = Instant::now();
+    let disk = Arc::clone(&server.disk);
+    thread::spawn(move || {
+        thread::sleep(GRACE - Duration::from_millis(100));
+        let mut disk = disk.lock().unwrap();
+        for (offset, data) in std::mem::take(&mut disk.held) {
+            disk.write(offset, &data);
+        }
+    });
+    (lost, broken)
+}
+
+/// A test of the test: the server does what the rule is against.
+#[test]
+fn without_the_grace_an_older_write_covers_a_later_one() {
+    let server = Server::new();
+    let mut shard = Shard::with(&server, Duration::from_secs(60), Duration::ZERO);
+    let (lost, _) = break_with_a_write_under_way(&server, &mut shard);
+    shard.answer(lost).unwrap();
+    shard.write(1, 3);
+    shard.run(GRACE);
+    assert_eq!(shard.read(1), 2);
+}
+
+#[test]
+fn a_write_of_a_broken_connection_that_lands_late_never_covers_a_later_one() {
+    let server = Server::new();
+    let mut shard = Shard::new(&server);
+    let (lost, broken) = break_with_a_write_under_way(&server, &mut shard);
+    // What overlaps nothing goes on at once, over the next connection.
+    let other = shard.begin_write(9, 9);
+    let elsewhere = shard.begin_read(5);
+    shard.answer(other).unwrap();
+    assert_eq!(shard.value(elsewhere), 0);
+    assert!(broken.elapsed() < GRACE, "{:?}", broken.elapsed());
+    assert!(!shard.has(lost));
+    assert!(shard.backing.trouble(shard.reactor.now()).is_some_and(|text| text.contains("may still land")));
+    shard.answer(lost).unwrap();
+    assert!(server.lock().held.is_empty(), "it has landed before its repetition");
+    shard.write(1, 3);
+    shard.run(GRACE);
+    assert_eq!(shard.read(1), 3, "an older write has covered it");
+    assert_eq!(shard.news(), ["server-away", "server-back"]);
+    assert_eq!(shard.backing.trouble(shard.reactor.now()), None);
+}
+
+#[test]
+fn what_the_server_forgets_at_its_crash_is_written_again_before_anybody_sees_it() {
+    let server = Server::new();
+    let mut shard = Shard::new(&server);
+    for block in 0..200 {
+        shard.write(block, block as u8 + 1);
+    }
+    shard.flush().unwrap();
+    let zeroes = shard.tag();
+    let (offset, length) = (10 * BLOCK as u64, 5 * BLOCK as u64);
+    shard.backing.submit(&mut shard.reactor, Request::Discard { tag: zeroes, offset, length, fua: false });
+    shard.answer(zeroes).unwrap();
+    for block in 100..150 {
+        shard.write(block, 7);
+    }
+    shard.write(12, 8);
+    for _ in 0..2 {
+        server.crash();
+        let expected = |block: u64| match block {
+            12 => 8,
+            10..15 => 0,
+            100..150 => 7,
+            block => block as u8 + 1,
+        };
+        let reads: Vec<Tag> = (0..200).map(|block| shard.begin_read(block)).collect();
+        for (block, tag) in (0..200).zip(reads) {
+            assert_eq!(shard.value(tag), expected(block), "block {block}");
+        }
+    }
+    // A flush that was answered is true.
+    server.crash();
+    shard.flush().unwrap();
+    server.lock().volatile.clear();
+    assert_eq!((shard.read(120), shard.read(12), shard.read(11)), (7, 8, 0));
+}
+
+#[test]
+fn destage_hears_that_its_writes_may_be_lost_and_clients_do_not() {
+    let server = Server::new();
+    let mut shard = Shard::new(&server);
+    let region = Rc::new(Region::new(1 << 20).unwrap());
+    region.copy_in(0, &[5; BLOCK]);
+    let gather = |shard: &mut Shard| {
+        let tag = shard.tag();
+        shard.backing.write_gather(
+            &mut shard.reactor,
+            tag,
+            0,
+            Rc::clone(&region),
+            vec![(0, 512), (512, BLOCK - 512)],
+        );
+        shard.answer(tag).map(drop)
+    };
+    let destage_flush = |shard: &mut Shard| {
+        let tag = shard.tag();
+        shard.backing.submit_destaged(&mut shard.reactor, Request::Flush { tag });
+        shard.answer(tag).map(drop)
+    };
+    gather(&mut shard).unwrap();
+    destage_flush(&mut shard).unwrap();
+    server.crash();
+    destage_flush(&mut shard).unwrap();
+    assert_eq!(shard.read(0), 5, "it was flushed");
+    gather(&mut shard).unwrap();
+    server.crash();
+    shard.flush().unwrap();
+    destage_flush(&mut shard).unwrap_err();
+    gather(&mut shard).unwrap();
+    destage_flush(&mut shard).unwrap();
+    // What the server could not flush is written again, as far as nobody else does it.
+    shard.write(3, 3);
+    server.lock().fails_flush = true;
+    shard.flush().unwrap_err();
+    shard.flush().unwrap();
+    server.crash();
+    assert_eq!(shard.read(3), 3);
+}
+
+#[test]
+fn requests_wait_for_a_server_that_is_away_and_not_without_a_limit() {
+    let server = Server::new();
+    let mut shard = Shard::with(&server, Duration::from_millis(1500), GRACE);
+    shard.write(1, 1);
+    server.leave();
+    let waits = shard.begin_write(2, 2);
+    shard.run(Duration::from_millis(800));
+    assert!(!shard.has(waits) && shard.backing.is_away());
+    server.come_back();
+    shard.answer(waits).unwrap();
+    assert_eq!((shard.read(1), shard.read(2)), (1, 2));
+    assert_eq!(shard.news(), ["server-away", "server-back"]);
+
+    server.leave();
+    let fails = shard.begin_write(3, 3);
+    let began = Instant::now();
+    shard.answer(fails).unwrap_err();
+    assert!(began.elapsed() > Duration::from_millis(1000), "{:?}", began.elapsed());
+    let at_once = shard.begin_read(1);
+    shard.answer(at_once).unwrap_err();
+    shard.flush().unwrap_err();
+    server.come_back();
+    eventually("it is back", || {
+        shard.turn(Duration::from_millis(5));
+        !shard.backing.is_away()
+    });
+    assert_eq!((shard.read(1), shard.read(2)), (1, 2));
+    shard.flush().unwrap();
+    assert_eq!(shard.news(), ["server-away", "server-overdue", "server-back"]);
+}
+
+#[test]
+fn a_silent_server_is_given_up_and_what_it_may_yet_do_bars_what_overlaps() {
+    let server = Server::new();
+    let mut shard = Shard::with(&server, Duration::from_millis(1500), GRACE);
+    shard.write(1, 1);
+    server.lock().writes = Writes::Hold;
+    let silent = shard.begin_write(1, 2);
+    shard.answer(silent).unwrap_err();
+    assert!(shard.backing.owes(), "it may land");
+    server.lock().writes = Writes::Answer;
+    eventually("it is connected again", || {
+        shard.turn(Duration::from_millis(5));
+        !shard.backing.is_away()
+    });
+    let next = shard.begin_write(1, 3);
+    shard.run(GRACE / 4);
+    server.land();
+    assert!(!shard.has(next));
+    shard.answer(next).unwrap();
+    eventually("nothing may land any more", || {
+        shard.turn(Duration::from_millis(5));
+        !shard.backing.owes()
+    });
+    shard.write(1, 4);
+    assert_eq!(shard.read(1), 4);
+}
+
+#[test]
+fn a_disk_that_is_closed_leaves_nothing_unflushed_and_ends_its_connection() {
+    let server = Server::new();
+    let mut shard = Shard::new(&server);
+    shard.write(1, 1);
+    let before = server.lock().flushes;
+    shard.backing.stop_waiting();
+    eventually("it is flushed", || {
+        shard.turn(Duration::from_millis(5));
+        !shard.backing.owes()
+    });
+    assert_eq!(server.lock().flushes, before + 1);
+    shard.backing.end(&mut shard.reactor);
+    server.crash();
+    assert_eq!(server.lock().read(1), vec![1; BLOCK]);
+    let after = shard.begin_write(1, 2);
+    shard.answer(after).unwrap_err();
+    assert!(!shard.backing.owes());
+}
+
+#[test]
+fn an_export_that_has_shrunk_is_written_to_no_more_and_one_that_has_grown_shows_it() {
+    let server = Server::new();
+    let mut shard = Shard::new(&server);
+    server.lock().size = 2 * SIZE;
+    shard.backing.resize(2 * SIZE).unwrap();
+    shard.write(SIZE / BLOCK as u64 + 1, 4);
+    assert_eq!(shard.read(SIZE / BLOCK as u64 + 1), 4);
+    server.lock().size = SIZE;
+    server.break_connections();
+    let waits = shard.begin_write(1, 1);
+    shard.run(Duration::from_millis(800));
+    assert!(!shard.has(waits));
+    let trouble = shard.backing.trouble(shard.reactor.now()).unwrap();
+    assert!(trouble.contains("it was shrunk or replaced"), "{trouble}");
+    server.lock().size = 2 * SIZE;
+    shard.answer(waits).unwrap();
+}
+
+/// Whatever it sends, the disk waits for a better one.
+#[test]
+fn a_hostile_server_is_left_and_tried_again() {
+    let server = Server::new();
+    let mut shard = Shard::new(&server);
+    shard.write(1, 1);
+    let hostile: [&[u8]; 4] = [
+        // A greeting of something else; one that stops in the middle; replies to nothing; nothing.
+        b"SSH-2.0-OpenSSH_9.2 and so on, and so forth",
+        b"NBDMAGICIHAV",
+        b"NBDMAGICIHAVEOPT\x00\x03\x00\x03\xe8\x89\x04\x55\x65\xa9\x00\x00\x00\x07\x00\x00\x00\x03\xff\xff\xff\xff",
+        b"",
+    ];
+    let mut random = fastrand::Rng::with_seed(7);
+    for greeting in hostile {
+        server.leave();
+        let other = server.socket.with_extension("other");
+        std::fs::rename(&server.socket, &other).unwrap();
+        let listener = UnixListener::bind(&server.socket).unwrap();
+        let waits = shard.begin_write(1, 2);
+        let mut junk = vec![0; 3000];
+        random.fill(&mut junk);
+        listener.set_nonblocking(true).unwrap();
+        let until = Instant::now() + Duration::from_millis(700);
+        while Instant::now() < until {
+            if let Ok((mut stream, _)) = listener.accept() {
+                let _ = stream.write_all(greeting);
+                let _ = stream.write_all(if greeting.is_empty() { &junk } else { &[] });
+            }
+            shard.turn(Duration::from_millis(5));
+        }
+        assert!(!shard.has(waits));
+        std::fs::rename(&other, &server.socket).unwrap();
+        server.come_back();
+        shard.answer(waits).unwrap();
+        assert_eq!(shard.read(1), 2);
+    }
+}
