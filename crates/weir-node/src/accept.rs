@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use weir_block::Nanos;
 use weir_export::handshakes::{Handshakes, Heard, Origin};
+use weir_export::nbd::keep_alive;
 
 use crate::control::{Node, grants};
 use crate::network::Encrypted;
@@ -55,6 +56,8 @@ pub async fn peers(listener: TcpListener, node: Arc<Node>) {
     let mut handshakes = Handshakes::with_room(SILENT, HANDSHAKES);
     loop {
         match listener.accept().await {
+            // One that is gone already.
+            Ok((stream, _)) if keep_alive(&stream).is_err() => {}
             Ok((stream, from)) => {
                 let next = Arc::clone(&door);
                 let ended = handshakes.start(Origin::of(from.ip()), |heard| async move {

@@ -16,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsConnector, TlsStream};
 use weir_block::Stream;
+use weir_export::nbd::keep_alive;
 use weir_identity::{Mistrust, explain, peer};
 
 use crate::control::Node;
@@ -70,6 +71,7 @@ impl Tcp {
 async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     let stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
+    keep_alive(&stream)?;
     Ok(stream)
 }
 

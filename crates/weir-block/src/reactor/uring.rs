@@ -30,6 +30,8 @@ pub(super) struct Uring {
     /// Completions collected while making room for submissions; the next wait returns them.
     early: Vec<(usize, i32)>,
     timer: Timer,
+    /// The kernel can leave out the completion of what has succeeded (Linux 5.17).
+    skips_success: bool,
 }
 
 /// One timer for all waits, in the ring. It is set anew only when it is not set, or too late: a shard's deadlines change with every turn, and
@@ -39,8 +41,8 @@ pub(super) struct Uring {
 struct Timer {
     /// The time for which it is set.
     at: Option<Nanos>,
-    /// The kernel reads it at the next submission.
-    duration: types::Timespec,
+    /// The kernel reads it when it takes the entry. In its place on the heap, because an entry that is refused stays in the queue.
+    duration: Box<types::Timespec>,
 }
 
 impl Uring {
@@ -64,7 +66,8 @@ impl Uring {
         }
         // A kernel before 5.15 lacks this limit and keeps its own.
         let _ = ring.submitter().register_iowq_max_workers(&mut [WAITING_CALLS, 0]);
-        Ok(Uring { ring, early: Vec::new(), timer: Timer::default() })
+        let skips_success = ring.params().is_feature_skip_cqe_on_success();
+        Ok(Uring { ring, early: Vec::new(), timer: Timer::default(), skips_success })
     }
 
     pub fn watch(&mut self, key: usize, fd: i32, interest: Interest) {
@@ -165,7 +168,8 @@ impl Uring {
             None => self.ring.submit_and_wait(1),
             Some(timeout) => {
                 self.set_timer(now, timeout);
-                self.ring.submit_and_wait(1)
+                // To make room for it, completions may have been collected.
+                if self.early.is_empty() { self.ring.submit_and_wait(1) } else { self.look() }
             }
         };
         if let Err(error) = waited
@@ -188,16 +192,21 @@ impl Uring {
     /// Ends a wait at `now + timeout` at the latest.
     fn set_timer(&mut self, now: Nanos, timeout: Duration) {
         let wanted = now + timeout;
-        if self.timer.at.is_some_and(|at| at <= wanted) {
+        // One that should have expired has not: the host was suspended, which the kernel's timers do not count.
+        if self.timer.at.is_some_and(|at| now < at && at <= wanted) {
             return;
         }
-        self.timer.duration = types::Timespec::from(timeout);
-        // The next submission, which reads it, precedes the next change.
-        let duration: *const types::Timespec = &raw const self.timer.duration;
+        // An entry of before that the kernel has not taken yet gets the newer value: the wait that needs it is this one.
+        *self.timer.duration = types::Timespec::from(timeout);
+        let duration: *const types::Timespec = &raw const *self.timer.duration;
         let entry = match self.timer.at {
             None => opcode::Timeout::new(duration).build().user_data(TIMER),
             // If it has expired meanwhile, its completion is there, and ends the wait.
-            Some(_) => opcode::TimeoutUpdate::new(TIMER, duration).build().user_data(IGNORED),
+            // Its own success is no event.
+            Some(_) => {
+                let update = opcode::TimeoutUpdate::new(TIMER, duration).build().user_data(IGNORED);
+                if self.skips_success { update.flags(squeue::Flags::SKIP_SUCCESS) } else { update }
+            }
         };
         self.timer.at = Some(wanted);
         self.push(entry);

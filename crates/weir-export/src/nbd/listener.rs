@@ -240,7 +240,10 @@ fn bind_unix(path: &Path) -> io::Result<UnixListener> {
 
 /// The kernel finds out that the other host is gone, though no request is under way for days: the connection would take its place
 /// for ever (P10).
-fn keep_alive(stream: &TcpStream) -> io::Result<()> {
+///
+/// # Errors
+/// It is no TCP socket.
+pub fn keep_alive(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(stream, SILENCE)?;
     sockopt::set_tcp_keepintvl(stream, PROBE)?;
     sockopt::set_tcp_keepcnt(stream, PROBES)?;

@@ -23,4 +23,4 @@ mod secure;
 pub use client::{AcceptedClient, Attach, Refused, Via};
 pub use connection::{BAD_REQUESTS, Limits};
 pub use disk::NbdDisk;
-pub use listener::{ListenAddress, ListenError, Listener, ListenerConfig};
+pub use listener::{ListenAddress, ListenError, Listener, ListenerConfig, keep_alive};

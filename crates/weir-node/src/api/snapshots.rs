@@ -146,8 +146,9 @@ pub struct LookAtLayout {
     /// The snapshot; absent: the disk itself.
     #[serde(default)]
     pub snapshot: Option<String>,
+    // Nodes of earlier versions refuse what they do not know.
     /// What the blocks are to be shared for, if for anything: it is checked, too, and not done.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Sharing>,
 }
 

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::rc::Rc;
 
 use weir_block::RequestKind;
+use weir_volume::SharedDisk;
 
 use crate::world::{BLOCK, EXT4, MIB, SEED, Way, World, XFS};
 

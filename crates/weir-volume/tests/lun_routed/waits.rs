@@ -4,6 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use weir_block::{Code, Nanos, RequestKind};
+use weir_volume::SharedDisk;
 use weir_volume::lun::route_status::Overdue;
 
 use crate::world::{BLOCK, EXT4, MIB, SEED, SOON, WAIT, Way, World, XFS};

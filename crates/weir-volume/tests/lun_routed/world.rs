@@ -14,13 +14,13 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use weir_block::{
-    Code, Completion, Destage, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, Region,
-    Request, RequestKind, SharedFile, Tag,
+    Completion, Destage, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, Region, Request,
+    RequestKind, SharedFile, Tag,
 };
 use weir_volume::SharedDisk;
 use weir_volume::lun::filesystem::mount::exclusive;
 use weir_volume::lun::filesystem::{Mounted, open_lun};
-use weir_volume::lun::route_status::{Overdue, RouteCounts};
+use weir_volume::lun::route_status::RouteCounts;
 use weir_volume::lun::serving::{Dispatch, OpenedDisk, Redirected, ServedDisk};
 use weir_volume::routed::{RoutedBacking, RoutedOptions};
 

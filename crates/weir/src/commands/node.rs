@@ -129,6 +129,11 @@ fn wait(
 /// Waits until other nodes than `drained` serve the volumes that it has coordinated: until then, what needs their coordinators waits.
 fn await_served(client: &Client, drained: &str, mut volumes: Vec<String>) -> Result<(), Failure> {
     let (began, mut said) = (Nanos::now(), None::<Nanos>);
+    // An earlier drain may have given them up, and nobody has taken them since.
+    let left = client.volumes().unwrap_or_default().into_iter().filter(|volume| is_unserved(volume, drained));
+    volumes.extend(left.map(|volume| volume.name));
+    volumes.sort();
+    volumes.dedup();
     loop {
         let known = match client.volumes() {
             // The asked node itself may have been busy; the next look tells.
