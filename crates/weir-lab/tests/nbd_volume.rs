@@ -13,10 +13,11 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use common::{BLOCK, Bench, DISK, SIZE, SOON, alone, during, new_history, program, seed};
 use support::await_some;
+use weir_block::Nanos;
 use weir_lab::{Lab, LabConfig};
 use weir_load::verify::Atomicity;
 use weir_load::verifying::{Settings, VerifyingLoad};
@@ -248,11 +249,11 @@ fn survives(policy: &str, start: impl FnOnce(&Path, &Path) -> Server) {
     let mut server = start(directory.path(), &images);
     let way = Way::to(server.socket.clone());
     let mut bench = up(directory, &way.uri(), policy);
-    let began = Instant::now();
+    let began = Nanos::now();
     let load = load(&bench, seed);
     let progress = load.progress();
     let (mut load, ()) = during(load, Duration::from_secs(1), || trouble(&mut bench, &mut server, &way));
-    eprintln!("{policy}: {} acknowledged in {:?}", progress.acknowledged(), began.elapsed());
+    eprintln!("{policy}: {} acknowledged in {:?}", progress.acknowledged(), (Nanos::now() - began));
     bench.judge(&mut load, seed);
     check_image(&bench, load, &images.join(DISK));
     let events = bench.lab.any_client().unwrap().events().unwrap();
