@@ -253,7 +253,7 @@ fn survives(policy: &str, start: impl FnOnce(&Path, &Path) -> Server) {
     let load = load(&bench, seed);
     let progress = load.progress();
     let (mut load, ()) = during(load, Duration::from_secs(1), || trouble(&mut bench, &mut server, &way));
-    eprintln!("{policy}: {} acknowledged in {:?}", progress.acknowledged(), Nanos::now() - began);
+    eprintln!("{policy}: {} acknowledged in {:?}", progress.acknowledged(), (Nanos::now() - began));
     bench.judge(&mut load, seed);
     check_image(&bench, load, &images.join(DISK));
     let events = bench.lab.any_client().unwrap().events().unwrap();
