@@ -102,7 +102,7 @@ impl NbdBacking {
             let again = match self.kept.owed() {
                 0 => String::new(),
                 1 => "; 1 range that it had not flushed is written again".to_owned(),
-            count => format!("; {count} ranges that it had not flushed are written again"),
+                count => format!("; {count} ranges that it had not flushed are written again"),
             };
             let text =
                 format!("{}: connected again after {}{again}", self.name, seconds(reactor.now() - since));
