@@ -215,7 +215,9 @@ fn trouble(bench: &mut Bench, server: &mut Server, way: &Way) {
     let owner = bench.owner();
     bench.lab.kill(&owner).unwrap();
     let next = bench.wait(|view| view.owner.as_ref().is_some_and(|now| *now != owner)).owner.unwrap();
-    thread::sleep(Duration::from_secs(1));
+    // In write-through nothing is answered, and the disk stays, before the former owner's requests have certainly ended.
+    bench.wait(|view| view.state == "serving");
+    thread::sleep(Duration::from_millis(500));
     let to = bench.lab.nodes().iter().map(|node| node.name.clone());
     let to = to.into_iter().find(|name| *name != owner && *name != next).unwrap();
     bench.lab.client(&next).unwrap().move_disk(DISK, &to).unwrap();
