@@ -273,6 +273,26 @@ impl<L: Backing, T: Timing> Backing for Held<L, T> {
     fn route(&self) -> Option<RouteStatus> {
         self.inner.route()
     }
+
+    fn end(&mut self, reactor: &mut Reactor) {
+        self.inner.end(reactor);
+    }
+
+    fn owes(&self) -> bool {
+        self.inner.owes()
+    }
+
+    fn is_away(&self) -> bool {
+        self.inner.is_away()
+    }
+
+    fn trouble(&self, now: Nanos) -> Option<String> {
+        self.inner.trouble(now)
+    }
+
+    fn news(&mut self) -> Option<(&'static str, String)> {
+        self.inner.news()
+    }
 }
 
 #[cfg(test)]

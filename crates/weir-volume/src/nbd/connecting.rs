@@ -59,7 +59,8 @@ impl NbdBacking {
         let doubt = match in_doubt {
             0 => String::new(),
             count => format!(
-                "; {count} changes were under way, which may land until {} from now: what overlaps them waits (nbd.fence_grace)",
+                "; {} under way, which may land until {} from now: what overlaps that waits (nbd.fence_grace)",
+                changes(count),
                 seconds(self.fence_grace)
             ),
         };
@@ -100,7 +101,8 @@ impl NbdBacking {
         if let Some(since) = self.away_since.take() {
             let again = match self.kept.owed() {
                 0 => String::new(),
-                count => format!("; {count} ranges that it had not flushed are written again"),
+                1 => "; 1 range that it had not flushed is written again".to_owned(),
+            count => format!("; {count} ranges that it had not flushed are written again"),
             };
             let text =
                 format!("{}: connected again after {}{again}", self.name, seconds(reactor.now() - since));
@@ -218,8 +220,9 @@ impl NbdBacking {
         match self.doubts.open(now) {
             0 => None,
             count => Some(format!(
-                "the connection to {} broke with {count} changes under way, which may still land: what overlaps them waits, for at \
+                "{} under way when the connection to {} broke, and may still land: what overlaps that waits, for at \
                  most {} (nbd.fence_grace)",
+                changes(count),
                 self.name,
                 seconds(self.fence_grace)
             )),
@@ -244,6 +247,10 @@ impl NbdBacking {
         }
         next.min(self.flush_at())
     }
+}
+
+fn changes(count: usize) -> String {
+    if count == 1 { "1 change was".to_owned() } else { format!("{count} changes were") }
 }
 
 /// A time for people.
