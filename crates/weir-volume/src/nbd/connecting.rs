@@ -19,18 +19,20 @@ impl NbdBacking {
         let sent: Vec<u32> = sent.map(|(slot, _)| slot as u32).collect();
         let mut in_doubt = 0;
         for slot in sent {
-            let (has_begun, data) = (connection.has_begun(slot), connection.take(slot));
             let request = &mut self.pending[slot as usize];
+            // Its earlier commands are answered, and others may have seen what they did.
+            let has_begun = connection.has_begun(slot) || request.next > request.offset;
+            let data = connection.take(slot);
             request.restart();
             if let (Work::Read(buffer), Data::Into(taken, _)) = (&mut request.work, data) {
                 *buffer = Some(taken);
             }
-            let (range, whose) = (request.range(), request.whose);
+            let (range, serial, whose) = (request.range(), request.serial, request.whose);
             let is_own = matches!(whose, Whose::Again(_) | Whose::Flush);
             if request.changes_data() && has_begun {
                 // The log has newer bytes for a read where destage writes.
                 let bars_reads = !matches!(whose, Whose::Destage(_));
-                self.doubts.add(range, until, (!is_own).then_some(slot), bars_reads);
+                self.doubts.add(range, until, ((!is_own).then_some(slot), serial), bars_reads);
                 in_doubt += 1;
             }
             if is_own {

@@ -140,17 +140,18 @@ impl NbdBacking {
     /// The server could not flush: what it had not made durable may be lost, and another flush would not say so again. What is kept is
     /// written again before the next one.
     pub(super) fn flush_failed(&mut self, reactor: &mut Reactor, error: IoError) {
-        self.flushes.covers = None;
-        self.flushes.destaged = None;
+        let covers = self.flushes.covers.take();
         self.owe_all();
         self.again_at = reactor.now() + AGAIN_AFTER;
+        let mut told = false;
         for whose in self.flushes.group.finish() {
-            if matches!(whose, Whose::Destage(_)) {
-                // It knows by this.
-                self.flushes.lost = false;
-            }
+            told |= matches!(whose, Whose::Destage(_));
             self.ready.extend(tag_of(whose).map(|tag| Completion { tag, result: Err(error) }));
         }
+        // If destage did not wait for this one, or has written since it began, its next one fails: the log has what is lost (P6).
+        let destaged = self.flushes.destaged.take();
+        let is_later = destaged > covers;
+        self.flushes.lost = is_later || !told && (self.flushes.lost || destaged.is_some());
     }
 
     /// All that is kept is to be written again.
@@ -177,7 +178,8 @@ impl NbdBacking {
             };
             let (end, content) = (extent.end, extent.content.clone());
             self.again_from = end;
-            if self.doubts.may_land((start, end), now) {
+            // A change under way is newer, and its success replaces what is kept.
+            if self.doubts.may_land((start, end), now) || self.is_changing((start, end)) {
                 continue;
             }
             let work = match content {

@@ -205,7 +205,15 @@ impl NbdBacking {
         self.patience.asked(|| reactor.now());
     }
 
-    /// Begins whatever waits and may go on. A change never overtakes one that waits and overlaps it.
+    /// Whether a change is under way on the connection that overlaps the range.
+    fn is_changing(&self, (start, end): (u64, u64)) -> bool {
+        self.pending.iter().any(|(_, request)| {
+            let (first, last) = request.range();
+            request.is_sent && request.changes_data() && first < end && start < last
+        })
+    }
+
+    /// Begins whatever waits and may go on. A change never overtakes one that waits or is under way and overlaps it.
     fn go_on(&mut self, reactor: &mut Reactor) {
         if !std::mem::take(&mut self.may_go_on) || !self.link.is_up() || self.renews {
             return;
@@ -214,14 +222,18 @@ impl NbdBacking {
         let mut still = VecDeque::new();
         while let Some(slot) = self.waiting.pop_front() {
             let request = &self.pending[slot as usize];
-            let (range, is_read) = (request.range(), !request.changes_data());
+            let (range, serial, is_read) = (request.range(), request.serial, !request.changes_data());
             let overtakes = !is_read
                 && still.iter().any(|&before: &u32| {
                     let before = &self.pending[before as usize];
                     let (first, end) = before.range();
                     before.changes_data() && first < range.1 && range.0 < end
                 });
-            if overtakes || self.kept.owes(range) || self.doubts.bar(slot, range, is_read, now) {
+            if overtakes
+                || !is_read && self.is_changing(range)
+                || self.kept.owes(range)
+                || self.doubts.bar((slot, serial), range, is_read, now)
+            {
                 still.push_back(slot);
             } else {
                 self.begin(reactor, slot);
@@ -250,7 +262,8 @@ impl NbdBacking {
             }
         }
         self.round = round;
-        // What the answers have brought about.
+        // What the answers have brought about. Nothing else may come that leads to the next of what is written again.
+        self.write_again(reactor);
         if let Err(error) = received.and_then(|()| self.send(reactor)) {
             self.lose(reactor, &error.to_string());
         }
@@ -389,6 +402,9 @@ impl NbdBacking {
         (payload, fua): (Payload<'_>, bool),
     ) {
         let bytes = payload.bytes();
+        if let (Some(error), Some(tag)) = (self.refusal(), tag_of(whose)) {
+            return self.finish(tag, Err(error));
+        }
         let Some(mut buffer) = self.memory.take(bytes.len()) else {
             let error = IoError::new(ErrorKind::Retry, Code::NoMemory, "writing to an NBD server");
             return tag_of(whose).into_iter().for_each(|tag| self.finish(tag, Err(error)));
@@ -439,6 +455,10 @@ impl Layer for NbdBacking {
     }
 
     fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
+        if self.refusal().is_some() {
+            // It is answered at once, whatever is kept.
+            return true;
+        }
         if self.pending.len() + self.flushes.pending() >= self.depth {
             return false;
         }

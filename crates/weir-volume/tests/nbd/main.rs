@@ -268,6 +268,20 @@ fn destage_hears_that_its_writes_may_be_lost_and_clients_do_not() {
     destage_flush(&mut shard).unwrap_err();
     gather(&mut shard).unwrap();
     destage_flush(&mut shard).unwrap();
+    // A flush that fails without anybody who waits for it.
+    gather(&mut shard).unwrap();
+    shard.write(3, 2);
+    server.lock().fails_flush = true;
+    shard.backing.stop_waiting();
+    eventually("it is flushed after all", || {
+        shard.turn(Duration::from_millis(5));
+        !shard.backing.owes()
+    });
+    assert!(!server.lock().fails_flush);
+    destage_flush(&mut shard).unwrap_err();
+    gather(&mut shard).unwrap();
+    destage_flush(&mut shard).unwrap();
+    assert_eq!(shard.read(0), 5);
     // What the server could not flush is written again, as far as nobody else does it.
     shard.write(3, 3);
     server.lock().fails_flush = true;
@@ -275,6 +289,47 @@ fn destage_hears_that_its_writes_may_be_lost_and_clients_do_not() {
     shard.flush().unwrap();
     server.crash();
     assert_eq!(shard.read(3), 3);
+}
+
+#[test]
+fn what_is_written_again_never_covers_a_write_that_is_under_way() {
+    let server = Server::new();
+    let mut shard = Shard::new(&server);
+    shard.write(1, 1);
+    server.lock().writes = Writes::Late;
+    let newer = shard.begin_write(1, 2);
+    eventually("the write is sent", || {
+        shard.turn(Duration::from_millis(5));
+        !server.lock().held.is_empty()
+    });
+    server.lock().writes = Writes::Answer;
+    server.lock().fails_flush = true;
+    shard.flush().unwrap_err();
+    server.land();
+    // Longer than the pause after a failure.
+    shard.run(Duration::from_millis(1300));
+    server.answer();
+    shard.answer(newer).unwrap();
+    assert_eq!(shard.read(1), 2);
+    shard.flush().unwrap();
+    server.crash();
+    assert_eq!(shard.read(1), 2);
+}
+
+#[test]
+fn two_writes_in_doubt_that_overlap_are_both_done_again_in_order() {
+    let server = Server::new();
+    let mut shard = Shard::new(&server);
+    server.lock().writes = Writes::Break;
+    let (first, second) = (shard.begin_write(1, 2), shard.begin_write(1, 3));
+    eventually("the first one is sent", || {
+        shard.turn(Duration::from_millis(5));
+        !server.lock().held.is_empty()
+    });
+    server.lock().writes = Writes::Answer;
+    shard.answer(first).unwrap();
+    shard.answer(second).unwrap();
+    assert_eq!(shard.read(1), 3);
 }
 
 #[test]

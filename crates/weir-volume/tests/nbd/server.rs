@@ -24,6 +24,8 @@ pub enum Writes {
     Answer,
     /// It takes them, and does nothing before it is told to.
     Hold,
+    /// It carries them out and answers them when it is told to.
+    Late,
     /// It breaks the connection instead of an answer.
     Break,
 }
@@ -36,6 +38,8 @@ pub struct Disk {
     pub writes: Writes,
     /// Writes that are to be carried out late.
     pub held: Vec<(u64, Vec<u8>)>,
+    /// Their answers.
+    late: Vec<(UnixStream, Vec<u8>)>,
     pub fails_flush: bool,
     /// The connections, to be cut.
     connections: Vec<UnixStream>,
@@ -139,6 +143,13 @@ impl Server {
         }
     }
 
+    /// Writes that were carried out late are answered.
+    pub fn answer(&self) {
+        for (mut stream, bytes) in std::mem::take(&mut self.lock().late) {
+            stream.write_all(&bytes).unwrap();
+        }
+    }
+
     pub fn kind(&self) -> BackingKind {
         BackingKind::Nbd { server: Uri::unix(&self.socket, ""), export: "d".into() }
     }
@@ -161,6 +172,12 @@ fn serve(mut stream: UnixStream, disk: &Mutex<Disk>) -> Option<()> {
             (command::READ, _) => data = blocks.flat_map(|block| disk.read(block)).collect(),
             (command::WRITE, Writes::Hold) => {
                 disk.held.push((head.offset, payload));
+                continue;
+            }
+            (command::WRITE, Writes::Late) => {
+                disk.held.push((head.offset, payload));
+                let answer = reply(&session, head, 0, &[]);
+                disk.late.push((stream.try_clone().ok()?, answer));
                 continue;
             }
             (command::WRITE, Writes::Break) => {
