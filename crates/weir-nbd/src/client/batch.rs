@@ -21,7 +21,9 @@ pub(super) struct Batch {
     /// Slots of the requests being sent. Their headers follow each other in `headers`.
     sending: Vec<u32>,
     headers: Vec<u8>,
-    /// Bytes of `sending` already sent, payloads included.
+    /// The first of them that is not wholly sent: those before it may be answered, and their slots be used again.
+    first: usize,
+    /// Bytes of that one that are sent, payload included.
     sent: usize,
     /// Requests started while `sending` was in progress.
     waiting: Vec<u32>,
@@ -34,7 +36,7 @@ unsafe impl Send for Batch {}
 impl Batch {
     pub fn new(extended: bool) -> Batch {
         let (sending, headers, waiting, pieces) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        Batch { extended, sending, headers, sent: 0, waiting, pieces }
+        Batch { extended, sending, headers, first: 0, sent: 0, waiting, pieces }
     }
 
     /// Adds the request in a slot.
@@ -45,6 +47,11 @@ impl Batch {
     /// Whether anything of the request in a slot has been sent.
     pub fn has_begun(&self, slot: u32) -> bool {
         !self.waiting.contains(&slot)
+    }
+
+    /// Whether a part of the request in a slot is still to be sent.
+    pub fn has_rest(&self, slot: u32) -> bool {
+        self.sending[self.first..].contains(&slot) || self.waiting.contains(&slot)
     }
 
     /// Whether everything is sent.
@@ -63,35 +70,49 @@ impl Batch {
             }
             self.collect(slots);
             match send(fd, &self.pieces) {
-                Ok(bytes) => self.sent += bytes,
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => self.advance(bytes, slots),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) => return Err(error),
-            }
-            if self.sent == self.length(slots) {
-                self.sending.clear();
             }
         }
     }
 
+    /// So many more bytes are sent.
+    fn advance<D: Body>(&mut self, bytes: usize, slots: &[Slot<D>]) {
+        self.sent += bytes;
+        while let Some(&index) = self.sending.get(self.first) {
+            let size = self.header() + payload(&slots[index as usize]);
+            if self.sent < size {
+                return;
+            }
+            self.sent -= size;
+            self.first += 1;
+        }
+        self.sending.clear();
+        self.first = 0;
+    }
+
+    /// Bytes of a header.
+    fn header(&self) -> usize {
+        if self.extended { size_of::<ExtendedRequest>() } else { size_of::<RequestHeader>() }
+    }
+
     fn begin<D: Body>(&mut self, slots: &[Slot<D>]) {
         std::mem::swap(&mut self.sending, &mut self.waiting);
-        self.sent = 0;
+        (self.first, self.sent) = (0, 0);
         self.headers.clear();
         for &index in &self.sending {
             push_header(&mut self.headers, &slots[index as usize], index, self.extended);
         }
     }
 
-    fn length<D>(&self, slots: &[Slot<D>]) -> usize {
-        self.headers.len() + self.sending.iter().map(|&index| payload(&slots[index as usize])).sum::<usize>()
-    }
-
     /// Lists the unsent pieces. Headers without payloads between them become one piece.
     fn collect<D: Body>(&mut self, slots: &[Slot<D>]) {
         self.pieces.clear();
-        let (mut skip, mut start, mut end) = (self.sent, 0, 0);
-        let header = if self.extended { size_of::<ExtendedRequest>() } else { size_of::<RequestHeader>() };
-        for &index in &self.sending {
+        let header = self.header();
+        let (mut skip, mut start, mut end) = (self.sent, self.first * header, self.first * header);
+        for &index in &self.sending[self.first..] {
             end += header;
             let slot = &slots[index as usize];
             let payload = payload(slot);

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use rustix::net::sockopt;
+use rustix::net::{SendFlags, sockopt};
 use weir_block::{Extent, Nanos};
 use zerocopy::IntoBytes;
 
@@ -260,7 +260,7 @@ impl<D: Body> Connection<D> {
         let extended = ExtendedRequest { magic, flags, command, cookie, offset, length: 0.into() };
         let disconnect = if self.export.extended_headers { extended.as_bytes() } else { compact.as_bytes() };
         // If it does not fit, closing the socket has the same effect.
-        let _ = rustix::net::send(&self.socket, disconnect, rustix::net::SendFlags::NOSIGNAL);
+        let _ = rustix::net::send(&self.socket, disconnect, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
     }
 
     /// Waits for the socket; false when `until` has passed first.
@@ -310,6 +310,11 @@ impl<D: Body> Connection<D> {
             .decoder
             .feed(&self.inbox[..self.filled], &mut self.slots, done)
             .map_err(NbdError::Protocol)?;
+        if !self.batch.is_empty() && done[before..].iter().any(|one| self.batch.has_rest(one.slot)) {
+            // Its data is still to be sent.
+            done.truncate(before);
+            return Err(NbdError::Protocol("an answer to a request that is not wholly sent"));
+        }
         self.inbox.copy_within(taken..self.filled, 0);
         self.filled -= taken;
         self.in_flight -= done.len() - before;

@@ -149,6 +149,7 @@ impl Decoder {
         slot.errno = reply.error.get();
         match slot.command {
             NbdCommand::Read { length, .. } if slot.errno == 0 => {
+                slot.claim(0, length as usize)?;
                 self.phase = Phase::Data { slot: index, at: 0, left: length as usize, last: true };
             }
             _ => finish(index, slots, done)?,
@@ -212,6 +213,7 @@ impl Decoder {
         let data = length.checked_sub(8).filter(|&data| data > 0).ok_or("a data chunk without data")?;
         let Some((offset, _)) = body.split_first_chunk::<8>() else { return Ok(Parsed::Short) };
         let at = offset_in_buffer(&slots[index as usize], u64::from_be_bytes(*offset), data)?;
+        slots[index as usize].claim(at, data)?;
         self.phase = Phase::Data { slot: index, at, left: data, last };
         Ok(Parsed::Taken(8))
     }
@@ -285,6 +287,7 @@ fn hole<D: Body>(slot: &mut Slot<D>, body: &[u8]) -> Result<(), &'static str> {
     let (offset, length) = body.split_first_chunk::<8>().ok_or(malformed)?;
     let length = u32::from_be_bytes(length.try_into().map_err(|_| malformed)?) as usize;
     let at = offset_in_buffer(slot, u64::from_be_bytes(*offset), length)?;
+    slot.claim(at, length)?;
     slot.data.target()[at..at + length].fill(0);
     arrive(slot, length)
 }
@@ -443,6 +446,10 @@ mod tests {
             (chunk(cookie, 1, reply_type::OFFSET_DATA, &[&512u64.to_be_bytes(), &[1]]), "outside"),
             (chunk(cookie, 1, reply_type::NONE, &[]), "does not cover"),
             (chunk(cookie, 1, 99, &[]), "unknown type"),
+            (
+                chunk(cookie, 0, reply_type::OFFSET_DATA, &[&0u64.to_be_bytes(), &[1; 256]]).repeat(2),
+                "before",
+            ),
             (chunk(cookie, 1, reply_type::BLOCK_STATUS, &[&[0; 12]]), "not asked for"),
         ];
         for (input, expected) in cases {

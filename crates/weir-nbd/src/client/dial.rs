@@ -15,7 +15,8 @@ use super::handshake::{Export, NegotiationError, Wishes, list, negotiate};
 use crate::protocol::option_reply;
 use crate::uri::{Address, Uri};
 
-/// A host that has gone without a word is noticed after about as long: while something is on its way to it, and while nothing is.
+/// A host that has gone without a word is noticed after about as long while nothing is on its way to it; else by whoever waits for an
+/// answer. A limit for what is on its way (`TCP_USER_TIMEOUT`) would also end connections to servers that live and read nothing for a while.
 const GONE_AFTER: Duration = Duration::from_secs(10);
 
 /// A connection whose handshake is over, for any thread.
@@ -136,7 +137,6 @@ fn connect_unix(path: &Path, limit: Duration) -> io::Result<OwnedFd> {
 /// The kernel ends the connection to a host that does not answer any more.
 fn notice_silence(socket: impl AsFd) -> io::Result<()> {
     let probe = GONE_AFTER / 4;
-    sockopt::set_tcp_user_timeout(&socket, GONE_AFTER.as_millis() as u32)?;
     sockopt::set_tcp_keepidle(&socket, probe)?;
     sockopt::set_tcp_keepintvl(&socket, probe)?;
     sockopt::set_tcp_keepcnt(&socket, 3)?;

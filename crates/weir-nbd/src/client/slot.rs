@@ -10,6 +10,12 @@ use crate::protocol::{command, command_flag, extent_flag};
 /// Most extents in the answer to one block status: as many as the largest chunk has.
 const MOST_EXTENTS: usize = (1 << 20) / 8;
 
+/// Room for so many stays with a slot.
+const USUAL_EXTENTS: usize = 1024;
+
+/// Most pieces of a read at once with gaps between them.
+const MOST_PARTS: usize = 64;
+
 /// Flags of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CommandFlags {
@@ -146,6 +152,8 @@ pub(super) struct Slot<D = Vec<u8>> {
     pub data: D,
     /// The extents of a block status.
     pub extents: Vec<Extent>,
+    /// Ranges of a read's data that the server has begun to send, in order, with gaps between them.
+    parts: Vec<(u32, u32)>,
 }
 
 impl<D: Body> Slot<D> {
@@ -161,6 +169,7 @@ impl<D: Body> Slot<D> {
             arrived: 0,
             data: D::default(),
             extents: Vec::new(),
+            parts: Vec::new(),
         }
     }
 
@@ -176,9 +185,31 @@ impl<D: Body> Slot<D> {
         self.errno = 0;
         self.arrived = 0;
         self.extents.clear();
+        self.extents.shrink_to(USUAL_EXTENTS);
+        self.parts.clear();
         if let NbdCommand::Read { length, .. } | NbdCommand::Write { length, .. } = command {
             self.data.make_room(length as usize);
         }
+    }
+
+    /// The server sends so many bytes of a read from this one on. Each byte once: the answer would else have a gap that nobody fills.
+    pub fn claim(&mut self, at: usize, length: usize) -> Result<(), &'static str> {
+        let (start, end) = (at as u32, (at + length) as u32);
+        if length == 0 {
+            return Ok(());
+        }
+        let next = self.parts.partition_point(|part| part.1 <= start);
+        if self.parts.get(next).is_some_and(|part| part.0 < end) {
+            return Err("data that was sent before");
+        }
+        let joins = self.parts.get(next).is_some_and(|part| part.0 == end);
+        match next.checked_sub(1).filter(|&before| self.parts[before].1 == start) {
+            Some(before) if joins => self.parts[before].1 = self.parts.remove(next).1,
+            Some(before) => self.parts[before].1 = end,
+            None if joins => self.parts[next].0 = start,
+            None => self.parts.insert(next, (start, end)),
+        }
+        if self.parts.len() > MOST_PARTS { Err("data in too many pieces") } else { Ok(()) }
     }
 
     /// Appends an extent of the context `base:allocation`; merges it with a previous one in the same state. A hole that need not read

@@ -50,6 +50,9 @@ impl NbdBacking {
         self.patience.disconnected(now);
         self.renews = false;
         self.why = why.to_owned();
+        if let Some(error) = self.refusal().filter(|_| self.has_ended) {
+            return self.fail_waiting(error, |_| true);
+        }
         self.tell_away(now, in_doubt);
     }
 
@@ -93,6 +96,8 @@ impl NbdBacking {
     fn connected(&mut self, reactor: &mut Reactor) {
         let Some(export) = self.link.export() else { return };
         self.limits = Limits::of(export, self.info.logical_block);
+        // The disk may have grown while the thread shook hands.
+        self.renews = export.size < self.info.size;
         (self.info.fast_zeroes, self.info.discards) = (self.limits.zeroes, self.limits.zeroes);
         self.patience.greeted();
         self.may_go_on = true;
@@ -129,7 +134,7 @@ impl NbdBacking {
 
     /// Requests do not wait for a server without a limit (P9).
     pub(super) fn check_patience(&mut self, reactor: &mut Reactor) {
-        if self.patience.has_nothing() || self.has_ended {
+        if self.patience.has_nothing() || self.has_ended && !self.link.is_up() {
             return;
         }
         let waits = self.pending.len() + self.flushes.pending() > 0;
@@ -143,6 +148,9 @@ impl NbdBacking {
                 "has answered nothing".to_owned()
             }
         };
+        if self.has_ended {
+            return;
+        }
         if !std::mem::replace(&mut self.fails, true) {
             let text = format!(
                 "{}: it {what} for {} (nbd.server_wait): requests fail until it is back",
@@ -187,9 +195,10 @@ impl NbdBacking {
         // What has been begun and cannot be sent any more has no answer to wait for.
         if self.link.wants_to_send() {
             self.lose(reactor, "the disk is not this node's any more");
-            if let Some(error) = self.refusal() {
-                self.fail_waiting(error, |_| true);
-            }
+        }
+        if let Some(error) = self.refusal() {
+            let uncovered = self.flushes.uncovered().into_iter().filter_map(tag_of);
+            self.ready.extend(uncovered.map(|tag| Completion { tag, result: Err(error) }));
         }
         self.say_farewell(reactor);
     }
@@ -235,7 +244,7 @@ impl NbdBacking {
     pub(super) fn next_turn(&self) -> Nanos {
         let mut next = self.doubts.next_end(self.looked_at);
         if self.has_ended {
-            return next;
+            return if self.link.is_up() { next.min(self.patience.deadline()) } else { next };
         }
         next = next.min(self.patience.deadline());
         if !self.link.is_up() {

@@ -63,6 +63,11 @@ impl Flushes {
         self.lost |= self.destaged.take().is_some();
     }
 
+    /// Those who wait for a flush that has not begun.
+    pub fn uncovered(&mut self) -> Vec<Whose> {
+        if self.covers.is_some() { self.group.give_up().collect() } else { self.give_up() }
+    }
+
     /// All who wait, for the next one or the one under way.
     pub fn give_up(&mut self) -> Vec<Whose> {
         let mut all: Vec<Whose> = self.group.finish().collect();
@@ -84,12 +89,15 @@ impl NbdBacking {
     pub(super) fn may_flush(&self) -> bool {
         let waits =
             self.flushes.group.is_due() || self.flushes.group.is_running() && self.flushes.covers.is_none();
-        waits && self.link.is_up() && self.kept.owed() == 0 && !self.renews
+        waits && self.link.is_up() && !self.has_ended && self.kept.owed() == 0 && !self.renews
     }
 
     /// Begins the flush that is due. What is to be written again comes first: a flush would else be answered for what is lost.
     pub(super) fn start_flush(&mut self, reactor: &mut Reactor) {
         let is_large = self.memory.lent() >= KEPT / 2 || self.kept.len() >= MOST_KEPT / 2;
+        if self.has_ended {
+            return;
+        }
         let is_due = is_large || self.is_closing || reactor.now() >= self.flush_at();
         if is_due && !self.kept.is_empty() && self.flushes.pending() == 0 {
             self.flushes.arrive(Whose::Flush);

@@ -306,9 +306,19 @@ impl NbdBacking {
         }
         request.next += request.sent;
         if request.next < request.offset + request.length {
-            return self.begin(reactor, slot);
+            return if self.has_ended { self.cut_short(slot) } else { self.begin(reactor, slot) };
         }
         self.finished(reactor, slot, extents);
+    }
+
+    /// The rest of a request is not begun: the disk is not this node's any more.
+    fn cut_short(&mut self, slot: u32) {
+        let request = self.pending.remove(slot as usize);
+        self.settle(slot);
+        self.again -= usize::from(matches!(request.whose, Whose::Again(_)));
+        if let (Some(error), Some(tag)) = (self.refusal(), tag_of(request.whose)) {
+            self.finish(tag, Err(error));
+        }
     }
 
     /// The server has refused a command.
@@ -321,7 +331,7 @@ impl NbdBacking {
         {
             self.limits.zeroes = false;
             (self.info.fast_zeroes, self.info.discards) = (false, false);
-            if !fast_only {
+            if !fast_only && !self.has_ended {
                 return self.begin(reactor, slot);
             }
         }
@@ -366,9 +376,10 @@ impl NbdBacking {
                     self.kept.insert(range, content, self.flushes.begun());
                     self.flushes.keeps(reactor.now());
                 }
-                match request.fua() && !self.limits.makes_durable(true) {
-                    true => self.flushes.arrive(Whose::Client(tag)),
-                    false => self.finish(tag, Ok(Outcome::Done)),
+                match (request.fua() && !self.limits.makes_durable(true), self.refusal()) {
+                    (true, Some(error)) => self.finish(tag, Err(error)),
+                    (true, None) => self.flushes.arrive(Whose::Client(tag)),
+                    (false, _) => self.finish(tag, Ok(Outcome::Done)),
                 }
             }
             Whose::Destage(tag) => {
