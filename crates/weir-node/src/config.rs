@@ -755,7 +755,7 @@ mod tests {
             .lines()
             .filter_map(|line| Some(line.split_once(" = ")?.0.to_owned()))
             .collect();
-        assert_eq!(keys.len(), 44, "a new key: extend this test's count and the example");
+        assert_eq!(keys.len(), 47, "a new key: extend this test's count and the example");
         for key in keys {
             assert!(
                 all.lines().any(|line| line.starts_with(&format!("{key} = "))),

@@ -102,7 +102,7 @@ fn programs_read_what_is_acknowledged_on_the_owner_and_write_nothing() {
         run("dd", [&format!("if={}", there.display()), "of=/dev/null", bytes, "count=100", "status=none"]);
     }
     let (reads, longest) = reader.end();
-    assert!(reads > 1000 && longest < Duration::from_secs(2), "{reads} reads, the longest took {longest:?}");
+    assert!(reads > 100 && longest < Duration::from_secs(2), "{reads} reads, the longest took {longest:?}");
     let synced = writers.end();
     assert_eq!(bench.owner(), owner, "readers do not move a disk");
     check(&open_to_read(&bench, &other), &synced);
