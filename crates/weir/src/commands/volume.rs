@@ -158,9 +158,7 @@ fn usage(volume: &VolumeUsage) -> String {
     ];
     let mut text = format!("{items}\n\n{}", list(&rows));
     if let Some(seconds) = volume.deleted_seconds_ago {
-        text += &format!(
-            "\n\nsomething was deleted {seconds} s ago: the filesystem may take about ten seconds to free it, and until then it counts as used"
-        );
+        text += &format!("\n\nsomething was deleted {seconds} s ago: it may count as used for some seconds");
     }
     if volume.items.iter().any(|item| item.exclusive.is_none()) {
         text += "\n\n?: not known, because it is in too many pieces to look at all of them in time, or the filesystem cannot tell";
