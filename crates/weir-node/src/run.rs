@@ -431,7 +431,7 @@ fn start_shards(
         full_volume_wait: config.limits.full_volume_wait.0,
         coordinator_wait: config.lun.coordinator_wait.0,
         server_wait: config.nbd.server_wait.0,
-        nbd_fence_grace: config.nbd.fence_grace.0,
+        nbd_fence_grace: config.nbd.fence_grace(&config.lease),
         destage_delay: AccelConfig::DESTAGE_DELAY,
         io_flusher: config.fuse.directory.is_some(),
         engine: Engine::Auto,

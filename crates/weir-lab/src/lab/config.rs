@@ -252,7 +252,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
             unix: Some(node.nbd_unix.clone()),
             tcp: vec![NbdAddress::plaintext(nbd_tcp)],
             server_wait: Period(config.server_wait),
-            fence_grace: Period(config.nbd_fence_grace),
+            fence_grace: Some(Period(config.nbd_fence_grace.min(config.fence_grace))),
         },
         fuse,
         api: ApiConfig { socket: Some(node.api.clone()), listen: None },

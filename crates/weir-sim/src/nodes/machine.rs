@@ -291,7 +291,7 @@ impl Cluster {
             full_volume_wait: config.limits.full_volume_wait.0,
             coordinator_wait: config.lun.coordinator_wait.0,
             server_wait: config.nbd.server_wait.0,
-            nbd_fence_grace: config.nbd.fence_grace.0,
+            nbd_fence_grace: config.nbd.fence_grace(&config.lease),
             destage_delay: self.destage_delay,
             io_flusher: false,
             engine: Engine::Auto,
