@@ -59,6 +59,12 @@ pub trait Backing: Destage {
         false
     }
 
+    /// The disk is about to be handed over: whether all that was acknowledged and only this process could write again is durable. Otherwise
+    /// it is on its way.
+    fn settle(&mut self) -> bool {
+        true
+    }
+
     /// Whether its storage cannot be reached at present, and requests wait for it.
     fn is_away(&self) -> bool {
         false
@@ -160,6 +166,10 @@ impl<B: Backing + ?Sized> Backing for Box<B> {
 
     fn owes(&self) -> bool {
         (**self).owes()
+    }
+
+    fn settle(&mut self) -> bool {
+        (**self).settle()
     }
 
     fn is_away(&self) -> bool {

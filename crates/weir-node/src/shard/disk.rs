@@ -335,7 +335,7 @@ impl Disk {
         }
         let size = self.top.info().size;
         self.top.accel_mut().observer_mut().turn(&self.name, size);
-        if self.holding.is_some() && self.top.accel().inner().may_hand_over() {
+        if self.holding.is_some() && self.top.accel().inner().may_hand_over() && self.backing().settle() {
             self.holding.take().into_iter().for_each(|done| answer(done, ()));
         }
         if self.exports.is_held() {

@@ -164,16 +164,8 @@ impl NbdBacking {
 
     /// Requests fail that are not under way. What they have sent over a former connection may land all the same.
     pub(super) fn fail_waiting(&mut self, error: IoError, which: impl Fn(Whose) -> bool) {
-        for slot in std::mem::take(&mut self.waiting) {
-            let whose = self.pending[slot as usize].whose;
-            if !which(whose) {
-                self.waiting.push_back(slot);
-                continue;
-            }
-            self.pending.remove(slot as usize);
-            self.doubts.orphan(slot);
-            self.ready.extend(tag_of(whose).map(|tag| Completion { tag, result: Err(error) }));
-        }
+        let slots = self.waiting.iter().copied().filter(|&slot| which(self.pending[slot as usize].whose));
+        self.fail_slots(error, slots.collect());
         self.may_go_on |= !self.waiting.is_empty();
         if self.link.is_up() {
             return;
@@ -183,6 +175,15 @@ impl NbdBacking {
         keep.into_iter().for_each(|whose| self.flushes.arrive(whose));
         let tags = fail.into_iter().filter_map(tag_of);
         self.ready.extend(tags.map(|tag| Completion { tag, result: Err(error) }));
+    }
+
+    pub(super) fn fail_slots(&mut self, error: IoError, slots: Vec<u32>) {
+        for &slot in &slots {
+            let whose = self.pending.remove(slot as usize).whose;
+            self.doubts.orphan(slot);
+            self.ready.extend(tag_of(whose).map(|tag| Completion { tag, result: Err(error) }));
+        }
+        self.waiting.retain(|&slot| self.pending.contains(slot as usize));
     }
 
     /// The disk is another node's, or closed here: nothing more is begun, and what is kept is nobody's any more.
@@ -215,7 +216,8 @@ impl NbdBacking {
 
     /// Whether something may still reach the server, or has to, though every request is answered.
     pub(super) fn still_owes(&self) -> bool {
-        let keeps = self.is_closing && !self.has_ended && !self.fails && !self.kept.is_empty();
+        let gives_up = self.fails || self.rewrite_refused.is_some_and(|refused| refused.is_overdue);
+        let keeps = self.is_closing && !self.has_ended && !gives_up && !self.kept.is_empty();
         keeps || !self.doubts.is_empty() || self.pending.iter().any(|(_, request)| request.is_sent)
     }
 
@@ -227,6 +229,9 @@ impl NbdBacking {
         }
         if self.patience.is_silent() {
             return Some(format!("{} answers nothing. Requests {effect}", self.name));
+        }
+        if let Some(trouble) = self.rewrite_trouble() {
+            return Some(trouble);
         }
         match self.doubts.open(now) {
             0 => None,
@@ -265,7 +270,7 @@ fn changes(count: usize) -> String {
 }
 
 /// A time for people.
-fn seconds(time: Duration) -> String {
+pub(super) fn seconds(time: Duration) -> String {
     match time.as_secs() {
         0..10 => format!("{:.1} s", time.as_secs_f64()),
         seconds => format!("{seconds} s"),

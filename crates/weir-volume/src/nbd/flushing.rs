@@ -6,6 +6,7 @@ use std::time::Duration;
 use weir_block::{Code, Completion, ErrorKind, Group, IoError, Nanos, Outcome, Reactor};
 
 use super::body::Source;
+use super::connecting::seconds;
 use super::kept::Content;
 use super::requests::{Pending, Whose, Work};
 use super::{AGAIN, KEPT, MOST_KEPT, NbdBacking, tag_of};
@@ -15,6 +16,15 @@ const FLUSH_AFTER: Duration = Duration::from_secs(5);
 
 /// Pause after the server has refused what is to be written again.
 const AGAIN_AFTER: Duration = Duration::from_secs(1);
+
+/// The server refuses to take again what it had acknowledged.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct RewriteRefused {
+    since: Nanos,
+    error: IoError,
+    /// For longer than requests wait: those that overlap it fail.
+    pub is_overdue: bool,
+}
 
 /// The flushes of a disk.
 #[derive(Default)]
@@ -79,8 +89,14 @@ impl Flushes {
 impl NbdBacking {
     /// When something is flushed without being asked for.
     pub(super) fn flush_at(&self) -> Nanos {
-        match self.flushes.keeps_since {
-            Some(since) if self.flushes.group.pending() == 0 && self.kept.owed() == 0 => since + FLUSH_AFTER,
+        match self.flushes.keeps_since.filter(|_| !self.kept.is_empty()) {
+            Some(since) if self.flushes.group.pending() == 0 && self.kept.owed() == 0 => {
+                if self.settles {
+                    Nanos(0)
+                } else {
+                    since + FLUSH_AFTER
+                }
+            }
             _ => Nanos::NEVER,
         }
     }
@@ -202,18 +218,56 @@ impl NbdBacking {
         }
     }
 
-    pub(super) fn written_again(&mut self, start: u64) {
+    pub(super) fn written_again(&mut self, reactor: &Reactor, start: u64) {
         self.again -= 1;
         self.kept.paid(start, self.flushes.begun);
         self.may_go_on |= !self.waiting.is_empty();
+        if self.kept.owed() == 0
+            && let Some(refused) = self.rewrite_refused.take()
+        {
+            let time = seconds(reactor.now() - refused.since);
+            let text = format!("{}: it has taken again what it had refused for {time}", self.name);
+            self.news.push_back(("server-back", text));
+        }
     }
 
-    /// The server refuses what it had acknowledged before. Whoever waits for a flush is told, and it is tried again.
-    pub(super) fn not_written_again(&mut self, reactor: &mut Reactor, error: IoError) {
+    /// The server refuses what it had acknowledged before. Whoever waits for a flush is told, and it is tried again. What overlaps it waits
+    /// meanwhile, for as long as requests wait for a server that is away (P9).
+    pub(super) fn not_written_again(&mut self, reactor: &mut Reactor, error: IoError, start: u64) {
+        let now = reactor.now();
         self.again -= 1;
-        self.again_at = reactor.now() + AGAIN_AFTER;
+        self.again_at = now + AGAIN_AFTER;
         for whose in self.flushes.give_up() {
             self.ready.extend(tag_of(whose).map(|tag| Completion { tag, result: Err(error) }));
         }
+        if self.rewrite_refused.is_none() {
+            let text = format!(
+                "{}: it refuses ({error}) what it had acknowledged at byte {start} and lost before a flush. It is tried again each second; \
+                 requests for the same bytes wait, for at most {} (nbd.server_wait), and flushes fail",
+                self.name,
+                seconds(self.server_wait)
+            );
+            self.news.push_back(("server-refuses", text));
+        }
+        let refused = RewriteRefused { since: now, error, is_overdue: false };
+        let refused = self.rewrite_refused.get_or_insert(refused);
+        refused.is_overdue |= now >= refused.since + self.server_wait;
+        if refused.is_overdue {
+            let owed = |slot: &u32| self.kept.owes(self.pending[*slot as usize].range());
+            let owed = self.waiting.iter().copied().filter(owed).collect();
+            self.fail_slots(error, owed);
+        }
+    }
+
+    /// What the server refuses to take again, in words.
+    pub(super) fn rewrite_trouble(&self) -> Option<String> {
+        let RewriteRefused { error, is_overdue, .. } =
+            self.rewrite_refused.filter(|_| self.kept.owed() > 0)?;
+        let effect = if is_overdue { "fail" } else { "wait" };
+        Some(format!(
+            "{} refuses ({error}) what it had acknowledged and lost before a flush: requests for the same bytes {effect}, and flushes fail, \
+             until it takes that again",
+            self.name
+        ))
     }
 }

@@ -33,7 +33,7 @@ use crate::interface::Backing;
 use crate::patience::Patience;
 use body::{Data, Source};
 use doubt::Doubts;
-use flushing::Flushes;
+use flushing::{Flushes, RewriteRefused};
 use kept::Kept;
 use link::Link;
 pub use opened::NbdOptions;
@@ -79,6 +79,7 @@ pub struct NbdBacking {
     again_from: u64,
     again: usize,
     again_at: Nanos,
+    rewrite_refused: Option<RewriteRefused>,
     flushes: Flushes,
     ready: Vec<Completion>,
     /// Finished commands in processing; empty between calls.
@@ -96,6 +97,8 @@ pub struct NbdBacking {
     renews: bool,
     /// Nothing but destage is to hold up the end.
     is_closing: bool,
+    /// What is kept is flushed as soon as that can be.
+    settles: bool,
     /// The disk is another node's, or closed.
     has_ended: bool,
     news: VecDeque<(&'static str, String)>,
@@ -150,6 +153,7 @@ impl NbdBacking {
             again_from: 0,
             again: 0,
             again_at: Nanos(0),
+            rewrite_refused: None,
             flushes: Flushes::default(),
             ready: Vec::new(),
             round: Vec::new(),
@@ -160,6 +164,7 @@ impl NbdBacking {
             fails: false,
             renews: false,
             is_closing: false,
+            settles: false,
             has_ended: false,
             news: VecDeque::new(),
             looked_at: Nanos(0),
@@ -344,7 +349,7 @@ impl NbdBacking {
         match request.whose {
             Whose::Client(tag) | Whose::Destage(tag) => self.finish(tag, Err(error)),
             Whose::Flush => self.flush_failed(reactor, error),
-            Whose::Again(_) => self.not_written_again(reactor, error),
+            Whose::Again(start) => self.not_written_again(reactor, error, start),
         }
     }
 
@@ -388,7 +393,7 @@ impl NbdBacking {
                 self.flushes.destaged();
                 self.finish(tag, Ok(Outcome::Done));
             }
-            Whose::Again(start) => self.written_again(start),
+            Whose::Again(start) => self.written_again(reactor, start),
             Whose::Flush => {}
         }
     }
@@ -562,6 +567,11 @@ impl Backing for NbdBacking {
 
     fn owes(&self) -> bool {
         self.still_owes()
+    }
+
+    fn settle(&mut self) -> bool {
+        self.settles = !self.kept.is_empty();
+        !self.settles
     }
 
     fn is_away(&self) -> bool {

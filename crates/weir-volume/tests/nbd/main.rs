@@ -332,6 +332,48 @@ fn two_writes_in_doubt_that_overlap_are_both_done_again_in_order() {
     assert_eq!(shard.read(1), 3);
 }
 
+/// P9: what overlaps that does not wait without an end, everything else goes on, and somebody hears of it.
+#[test]
+fn a_server_that_refuses_what_is_written_again_is_reported_and_tried_until_it_takes_that() {
+    const WAIT: Duration = Duration::from_secs(3);
+    let server = Server::new();
+    let mut shard = Shard::with(&server, WAIT, GRACE);
+    shard.write(1, 1);
+    server.lock().writes = Writes::Refuse;
+    server.crash();
+    let began = Nanos::now();
+    let tag = shard.begin_read(1);
+    assert_eq!(shard.read(2), 0, "another block");
+    shard.flush().unwrap_err();
+    let trouble = shard.backing.trouble(shard.reactor.now()).unwrap();
+    assert!(trouble.contains("requests for the same bytes wait, and flushes fail"), "{trouble}");
+    assert_eq!(shard.news(), ["server-away", "server-back", "server-refuses"]);
+    assert!(!shard.has(tag));
+    shard.answer(tag).unwrap_err();
+    assert!((WAIT..3 * WAIT).contains(&(Nanos::now() - began)));
+    let trouble = shard.backing.trouble(shard.reactor.now()).unwrap();
+    assert!(trouble.contains("requests for the same bytes fail"), "{trouble}");
+    server.lock().writes = Writes::Answer;
+    eventually("it takes it", || {
+        shard.turn(Duration::from_millis(5));
+        shard.backing.trouble(shard.reactor.now()).is_none()
+    });
+    assert_eq!(shard.read(1), 1);
+    shard.flush().unwrap();
+    assert_eq!(shard.news(), ["server-back"]);
+    // A disk that is closed does not wait for it longer than its guests did.
+    shard.write(1, 2);
+    server.lock().writes = Writes::Refuse;
+    server.crash();
+    shard.backing.stop_waiting();
+    shard.flush().unwrap_err();
+    assert!(shard.backing.owes());
+    eventually("it is given up", || {
+        shard.turn(Duration::from_millis(5));
+        !shard.backing.owes()
+    });
+}
+
 #[test]
 fn requests_wait_for_a_server_that_is_away_and_not_without_a_limit() {
     let server = Server::new();
@@ -409,6 +451,31 @@ fn a_disk_that_is_closed_leaves_nothing_unflushed_and_ends_its_connection() {
     let after = shard.begin_write(1, 2);
     shard.answer(after).unwrap_err();
     assert!(!shard.backing.owes());
+}
+
+/// P8: the next owner knows nothing of what the server may lose, and its flush is answered for nothing then.
+#[test]
+fn a_disk_that_is_handed_over_leaves_nothing_that_the_server_may_lose() {
+    let server = Server::new();
+    let mut shard = Shard::new(&server);
+    assert!(shard.backing.settle());
+    shard.write(1, 1);
+    assert!(!shard.backing.settle());
+    let began = Nanos::now();
+    eventually("it is flushed", || {
+        shard.turn(Duration::from_millis(5));
+        shard.backing.settle()
+    });
+    assert!(Nanos::now() - began < Duration::from_secs(3), "at once");
+    server.crash();
+    assert_eq!(shard.read(1), 1);
+    // A durable write over what is kept leaves nothing to be flushed, and nothing to wake up for.
+    shard.write(2, 2);
+    let (tag, bytes) = (shard.tag(), [3; BLOCK]);
+    let (offset, payload) = (2 * BLOCK as u64, Payload::Lent(&bytes));
+    shard.backing.submit(&mut shard.reactor, Request::Write { tag, offset, payload, fua: true });
+    shard.answer(tag).unwrap();
+    assert_eq!((shard.backing.deadline(), shard.backing.settle()), (Nanos::NEVER, true));
 }
 
 #[test]

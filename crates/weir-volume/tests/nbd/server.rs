@@ -28,6 +28,8 @@ pub enum Writes {
     Late,
     /// It breaks the connection instead of an answer.
     Break,
+    /// It has no space for them.
+    Refuse,
 }
 
 #[derive(Default)]
@@ -185,6 +187,7 @@ fn serve(mut stream: UnixStream, disk: &Mutex<Disk>) -> Option<()> {
                 disk.connections.clear();
                 return None;
             }
+            (command::WRITE, Writes::Refuse) => number = errno::ENOSPC,
             (command::WRITE, Writes::Answer) => disk.write(head.offset, &payload),
             (command::WRITE_ZEROES, _) => {
                 disk.write(head.offset, &vec![0; head.length as usize]);
