@@ -35,6 +35,12 @@ impl Places {
         *count += 1;
         Some(Place { all: Arc::clone(self), holder: holder.to_owned() })
     }
+
+    /// Those that have at least one, by name.
+    #[must_use]
+    pub fn holders(&self) -> Vec<String> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
 }
 
 impl Drop for Place {
@@ -60,6 +66,7 @@ mod tests {
         let mut taken = vec![places.take("a").unwrap(), places.take("a").unwrap()];
         assert!(places.take("a").is_none());
         taken.push(places.take("b").unwrap());
+        assert_eq!(places.holders(), ["a", "b"]);
         drop(taken);
         assert!(places.taken.lock().unwrap().is_empty());
     }

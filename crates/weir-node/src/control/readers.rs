@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::node::Node;
 use crate::config::FilesElsewhere;
 use crate::places::{Place, Places};
+use crate::units::count_are;
 
 /// Connections of one node to read one disk (P10). It has one, and a former one may not have ended yet.
 const MOST_OF_NODE: usize = 4;
@@ -33,7 +34,24 @@ pub fn admit(node: &Node, disk: &str, reader: &str) -> Result<Place, String> {
     if !is_whole || node.here.get(disk).is_none() {
         return Err(format!("{reader} reads disk {disk}, which is not served here"));
     }
-    // No name has a space.
-    let place = node.readers.take(&format!("{disk} {reader}"));
+    let place = node.readers.take(&holder(disk, reader));
     place.ok_or_else(|| format!("{reader} has {MOST_OF_NODE} connections already that read disk {disk}"))
+}
+
+/// No name has a space.
+fn holder(disk: &str, reader: &str) -> String {
+    format!("{disk} {reader}")
+}
+
+/// How many clients are connected to a disk that is open here, in words, and on which nodes programs read its file: those count, too.
+#[must_use]
+pub fn connected(node: &Node, disk: &str, clients: usize) -> String {
+    let are = count_are(clients as u64, "client");
+    let of_disk = holder(disk, "");
+    let holders = node.readers.holders();
+    let on: Vec<&str> = holders.iter().filter_map(|holder| holder.strip_prefix(&of_disk)).collect();
+    match on.as_slice() {
+        [] => format!("{are} connected to it"),
+        nodes => format!("{are} connected to it, and programs on {} read its file", nodes.join(", ")),
+    }
 }

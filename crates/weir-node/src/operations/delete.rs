@@ -14,9 +14,9 @@ use crate::control::decide::is_live;
 use crate::control::disk::Request;
 use crate::control::node::unavailable;
 use crate::control::provisioning;
-use crate::control::{grants, hearing};
+use crate::control::{grants, hearing, readers};
 use crate::shard::messages::DiskStatus;
-use crate::units::{about, count_are};
+use crate::units::about;
 
 /// Longest wait for the list of a disk's snapshots before it is closed.
 const SNAPSHOTS: Duration = Duration::from_secs(2);
@@ -253,9 +253,7 @@ impl Operations {
         }
         let mine = record.owner.as_ref() == Some(&self.me());
         match (&record.owner, open.map_or(0, |status| status.clients)) {
-            (Some(_), clients @ 1..) if mine => {
-                refuse(format!("{} connected to it", count_are(clients as u64, "client")))
-            }
+            (Some(_), clients @ 1..) if mine => refuse(readers::connected(&self.node, &record.name, clients)),
             _ if open.is_some_and(is_stuck) => {
                 let lost = open.map(not_destaged).unwrap_or_default();
                 refuse(format!("its storage takes nothing, and a deletion loses {lost}"))

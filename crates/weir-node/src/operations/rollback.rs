@@ -8,8 +8,8 @@ use crate::api::{ApiError, ApiErrorKind, RollBack, RolledBack};
 use crate::client::ROLLBACK;
 use crate::control::disk::{NewContent, Request};
 use crate::control::provisioning::to_its_end;
+use crate::control::readers;
 use crate::timestamps::rfc3339;
-use crate::units::count_are;
 
 impl Operations {
     /// Gives a disk without clients the content of one of its snapshots, or says what would be done. The disk is closed then. Its present
@@ -86,11 +86,11 @@ impl Operations {
         }
         let clients = self.open_here(record).await.map_or(0, |status| status.clients);
         if clients > 0 {
-            let are = count_are(clients as u64, "client");
-            let message =
-                format!("disk {disk}: {are} connected to it, and its file would be replaced under them");
-            return Err(ApiError::new(ApiErrorKind::Refused, message)
-                .hint("shut the guest down, or disconnect the disk from it"));
+            let are = readers::connected(&self.node, disk, clients);
+            let message = format!("disk {disk}: {are}; its file would be replaced under them");
+            return Err(ApiError::new(ApiErrorKind::Refused, message).hint(
+                "shut the guest down, or disconnect the disk from it; end the programs that read its file",
+            ));
         }
         Ok(true)
     }
