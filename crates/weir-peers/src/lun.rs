@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -15,8 +16,9 @@ use weir_node::api::{CreateDisk, CreateVolume, Export, Medium, RunLoad};
 use weir_node::client::Client;
 use weir_node::shard::messages::LoadLayer;
 
-use crate::driver::{Figures, Load, figures, fill, whole};
+use crate::driver::{Driver, Figures, Load, figures, fill, whole};
 use crate::error::{Failure, Outcome};
+use crate::layers::{self, LayerTime};
 use crate::server::Workspace;
 
 /// The volume's name.
@@ -25,6 +27,8 @@ const VOLUME: &str = "shared";
 const BESIDE_DISKS: u64 = 640 << 20;
 /// Timeout for the volume to be made, and for a disk to change its route.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Time for the program that reads the meters to start, and to end.
+const EXPLAIN_STARTS: Duration = Duration::from_secs(1);
 /// Between two looks.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 
@@ -201,7 +205,7 @@ impl SharedVolume {
             if Nanos::now() >= deadline {
                 return Err(Failure(format!("disk {} is {state} instead of {}", way.disk(), way.state())));
             }
-            std::thread::sleep(LOOK_AGAIN);
+            thread::sleep(LOOK_AGAIN);
         }
     }
 
@@ -218,6 +222,21 @@ impl SharedVolume {
             Some(error) => Err(Failure(format!("disk {}: {error}", way.disk()))),
             None => Ok(summary),
         }
+    }
+
+    /// Where the time of the requests goes that `load` makes to the disk's export that way.
+    pub fn layers(&self, weir: &Path, way: Way, load: &Load) -> Outcome<Vec<LayerTime>> {
+        self.take(way)?;
+        let uri = self.uri(way)?;
+        let over = load.runtime;
+        let load = Load { runtime: over + EXPLAIN_STARTS, ..*load };
+        thread::scope(|scope| {
+            let driven = scope.spawn(|| Driver::Weir.drive(&uri, &load));
+            thread::sleep(load.warmup);
+            let layers = layers::explain(weir, self.lab.dir(), way.disk(), over);
+            driven.join().map_err(|_| Failure("the driver panics".into()))??;
+            layers
+        })
     }
 
     /// The export of a disk on its owner.

@@ -12,6 +12,7 @@ mod driver;
 mod error;
 mod floor;
 mod interrupt;
+mod layers;
 mod lun;
 mod machine;
 mod process;
@@ -186,6 +187,7 @@ fn write(out: &Path, json: &serde_json::Value) -> Outcome<()> {
 fn print(machine: &Machine, results: &Results, out: &Path) {
     println!("{machine}\n\n{}\n", table::LEGEND);
     print!("{}", table::of_cells(&results.cells, &results.comparisons, &results.bounds));
+    print!("{}", table::of_layers(&results.layers));
     print!("{}", table::of_profiles(&results.profiles));
     println!(
         "{} rows and {} ratios in {}",

@@ -24,6 +24,7 @@ pub fn json(machine: &Machine, settings: &Settings, results: &Results) -> Value 
         "rows": rows.collect::<Vec<_>>(),
         "results": results.comparisons,
         "bounds": results.bounds,
+        "layers": results.layers,
         "profiles": results.profiles,
         "missed_targets": missed(results),
         "failures": results.failures,

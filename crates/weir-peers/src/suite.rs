@@ -25,6 +25,7 @@ use crate::driver::{Driver, Figures, Load};
 use crate::error::{Failure, Outcome};
 use crate::floor::Echo;
 use crate::interrupt;
+use crate::layers::LayerTimes;
 use crate::machine::ProcessorTime;
 use crate::process::cpu_seconds;
 use crate::profile::Profile;
@@ -66,6 +67,8 @@ pub struct Results {
     pub comparisons: Vec<Comparison>,
     /// Figures with a limit of their own.
     pub bounds: Vec<Bound>,
+    /// Where requests' time goes.
+    pub layers: Vec<LayerTimes>,
     /// Profiles of processor time.
     pub profiles: Vec<Profile>,
     /// Sections that did not complete, and rows without a figure.

@@ -4,6 +4,7 @@ use comfy_table::{CellAlignment, ColumnConstraint, Table, Width, presets};
 
 use crate::bound::Bound;
 use crate::comparison::Comparison;
+use crate::layers::{LayerTime, LayerTimes};
 use crate::profile::{Group, Profile};
 use crate::row::{Cell, Metric, Row, STEADY};
 
@@ -114,6 +115,32 @@ fn short_name(metric: Metric) -> &'static str {
         Metric::P50 => "p50 us",
         Metric::Neighbour => "steps/s",
     }
+}
+
+/// The tables of where requests' time goes: one for each load, with a line for each layer of each subject.
+pub fn of_layers(all: &[LayerTimes]) -> String {
+    let mut text = String::new();
+    for of_cell in all.chunk_by(|one, next| one.cell == next.cell) {
+        let head = ["server", "layer", "mean us", "own us", "share", "requests"];
+        let mut table = new_table(head, &[26, 16, 11, 10, 9, 11], 2);
+        for LayerTimes { subject, layers, .. } in of_cell {
+            let whole = layers.first().map_or(f64::NAN, |top| top.mean_us);
+            for (index, LayerTime { layer, mean_us, own_us, requests }) in layers.iter().enumerate() {
+                let subject = if index == 0 { subject.as_str() } else { "" };
+                table.add_row([
+                    subject.to_owned(),
+                    layer.clone(),
+                    format!("{mean_us:.1}"),
+                    number(*own_us, 1),
+                    own_us.map_or_else(|| "-".to_owned(), |own| percent(own / whole)),
+                    requests.to_string(),
+                ]);
+            }
+        }
+        text += &format!("{}: where a request's time goes (weir explain)\n", of_cell[0].cell);
+        text += &format!("{}\n\n", trimmed(&table));
+    }
+    text
 }
 
 /// The table of servers' processor time.
@@ -249,9 +276,22 @@ mod tests {
             target_met: false,
             cell: cells[0].name.clone(),
         };
-        let text =
-            of_cells(&cells, &[compared.unwrap()], &[bound]) + LEGEND + "\n" + &of_profiles(&[profile]);
+        let layer = |layer: &str, own_us| LayerTime {
+            layer: layer.into(),
+            mean_us: 12_345.6,
+            own_us,
+            requests: 123_456_789,
+        };
+        let layers = vec![layer("export", Some(12_000.0)), layer("coordinator", None)];
+        let subject = "file-redirected, local".to_owned();
+        let layers = LayerTimes { cell: "volume nbd randread 4k qd1".into(), subject, layers };
+        let text = of_cells(&cells, &[compared.unwrap()], &[bound])
+            + LEGEND
+            + "\n"
+            + &of_layers(&[layers])
+            + &of_profiles(&[profile]);
         assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+        assert!(text.contains("12345.6   12000.0     97 %"), "{text}");
         assert!(text.contains("1.50G") && text.contains("received: 123.46 us, at most 10.00!"), "{text}");
     }
 

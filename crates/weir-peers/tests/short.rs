@@ -150,6 +150,17 @@ fn every_section_gives_a_row_for_every_peer_and_driver() {
     assert!(compared("nbd unix randread 4k qd32 iops", "bare echo"), "{text}");
     assert!(compared("write-back+1 nbd randwrite 4k qd32 fio iops", "qemu quorum + nbdkit tcp"), "{text}");
     assert!(compared("neighbour pinned write-back+1 randwrite 4k qd1 neighbour-steps", "weir, polling off"));
+    let layers = results["layers"].as_array().unwrap();
+    assert_eq!(layers.len(), 5, "{text}");
+    for of_way in layers {
+        let layers = of_way["layers"].as_array().unwrap();
+        assert_eq!(layers[0]["layer"], "export", "{of_way}");
+        let own: f64 = layers.iter().filter_map(|layer| layer["own_us"].as_f64()).sum();
+        assert!((own / layers[0]["mean_us"].as_f64().unwrap() - 1.0).abs() < 0.01, "{of_way}");
+        let names: Vec<&str> = layers.iter().map(|layer| layer["layer"].as_str().unwrap()).collect();
+        let is_redirected = !of_way["subject"].as_str().unwrap().starts_with("direct");
+        assert_eq!(names.contains(&"redirected"), is_redirected, "{of_way}");
+    }
     let profiles = results["profiles"].as_array().unwrap();
     assert_eq!(profiles.len(), 2, "{text}");
     for profile in profiles {

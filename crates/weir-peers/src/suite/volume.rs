@@ -10,6 +10,7 @@ use crate::alone;
 use crate::comparison::Comparison;
 use crate::driver::{Driver, Load, fill, with_weir};
 use crate::error::Outcome;
+use crate::layers::LayerTimes;
 use crate::lun::{RamLun, SharedVolume, Way};
 use crate::row::{Cell, Metric};
 use crate::server::{self, Server};
@@ -62,6 +63,7 @@ impl Suite<'_> {
             let cell =
                 self.exports_of_volume(&format!("volume nbd {}", load.name()), &volume, &peers, load)?;
             self.beside_qemu(&cell, &load);
+            self.layers_of_volume(&cell.name, &volume, load)?;
             self.finish(cell, metric(&load));
         }
         Ok(())
@@ -112,6 +114,18 @@ impl Suite<'_> {
         }
         subjects.extend(peers.iter().map(|peer| served(peer, Driver::Weir, load)));
         self.rounds(cell, &subjects)
+    }
+
+    /// A single request in flight waits for nothing but itself: where its time goes is where latency comes from.
+    fn layers_of_volume(&mut self, cell: &str, volume: &SharedVolume, load: Load) -> Outcome<()> {
+        if load.depth > 1 && !self.settings.short {
+            return Ok(());
+        }
+        for way in Way::ALL {
+            let layers = volume.layers(self.weir, way, &load)?;
+            self.results.layers.push(LayerTimes { cell: cell.into(), subject: way.name().into(), layers });
+        }
+        Ok(())
     }
 
     pub(super) fn beside_raw(&mut self, cell: &Cell, metric: Metric, target: impl Fn(Way) -> Option<f64>) {
