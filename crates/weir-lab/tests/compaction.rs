@@ -126,8 +126,11 @@ fn interrupted_copies_are_dropped(pool: &mut LunBench, before: u64) {
         let slow = slow_down(pool, &coordinator);
         compact(&client, false).unwrap();
         if slow.is_some() {
-            let view = client.disk(DISK).unwrap();
-            assert!(view.state == "compacting" && view.reason.ends_with("% copied"), "{view:?}");
+            // This node hears of the disk's new owner a moment after the copy has begun.
+            let compacting = || client.disk(DISK).ok().filter(|view| view.state == "compacting");
+            let view =
+                await_some(SOON, compacting, || format!("{:?}{}", client.disk(DISK), pool.bench.logs()));
+            assert!(view.reason.ends_with("% copied"), "{view:?}");
             let health = client.status().unwrap().health;
             assert!(health.reasons.iter().all(|reason| !reason.contains(DISK)), "{health:?}");
             let refused = client.export(DISK, &Export::default()).unwrap_err();
