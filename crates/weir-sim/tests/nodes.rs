@@ -5,7 +5,7 @@
 
 use weir_sim::{many_of, nodes};
 
-const SEEDS: u64 = 600;
+const SEEDS: u64 = 300;
 
 fn threads() -> usize {
     std::thread::available_parallelism().unwrap().get()

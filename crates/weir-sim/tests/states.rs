@@ -6,8 +6,17 @@ use weir_sim::nodes::{StateBug, run_states, run_without};
 
 const SEEDS: u64 = 100;
 
-/// Seeds that find every disabled rule. The rarest, `remove-only-copy`, has one in a thousand.
-const MOST: u64 = 1000;
+/// Seeds that find every disabled rule except the rare ones.
+const MOST: u64 = 100;
+
+/// Rules that few seeds find when they are disabled, each with a seed that does; `weir-sim states bugs` finds others when the faults have
+/// changed.
+const RARE: [(StateBug, u64); 4] = [
+    (StateBug::ExceedQuarantineLimit, 202),
+    (StateBug::DrainLastCopy, 118),
+    (StateBug::DrainBelowPolicy, 639),
+    (StateBug::RemoveOnlyCopy, 378),
+];
 
 #[test]
 fn promises_and_rules_hold_while_nodes_are_isolated_and_drained() {
@@ -38,7 +47,14 @@ fn fixed_bugs_stay_fixed() {
 #[test]
 fn every_disabled_rule_is_found() {
     for bug in StateBug::ALL {
-        let found = (0..MOST).find_map(|seed| Some((seed, run_without(seed, bug, false).violation?)));
+        let seeds = match RARE.iter().find(|(rare, _)| *rare == bug) {
+            Some((_, seed)) => {
+                assert_eq!(run_states(*seed, None, false).violation, None, "seed {seed} with {}", bug.name());
+                *seed..*seed + 1
+            }
+            None => 0..MOST,
+        };
+        let found = seeds.into_iter().find_map(|seed| Some((seed, run_without(seed, bug, false).violation?)));
         let (seed, violation) = found.unwrap_or_else(|| panic!("{} is not found", bug.name()));
         println!("{:<28} {seed:>6}  {violation}", bug.name());
     }
