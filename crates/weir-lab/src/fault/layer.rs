@@ -282,6 +282,10 @@ impl<L: Backing, T: Timing> Backing for Held<L, T> {
         self.inner.owes()
     }
 
+    fn settle(&mut self) -> bool {
+        self.inner.settle()
+    }
+
     fn is_away(&self) -> bool {
         self.inner.is_away()
     }

@@ -53,6 +53,8 @@ pub struct Disk {
     holds_load: bool,
     /// The clients are held because the disk is about to move.
     held_for_move: bool,
+    /// Not all that was acknowledged is durable, or in a log, of a disk that is about to move.
+    unsettled: bool,
     /// Who waits until the disk may be handed over.
     holding: Option<oneshot::Sender<()>>,
     /// Waits until the clients are held.
@@ -152,6 +154,7 @@ impl Disk {
             load: None,
             holds_load: false,
             held_for_move: false,
+            unsettled: false,
             holding: None,
             holding_clients: Vec::new(),
             touched: true,
@@ -338,6 +341,8 @@ impl Disk {
         if self.holding.is_some() && self.top.accel().inner().may_hand_over() && self.backing().settle() {
             self.holding.take().into_iter().for_each(|done| answer(done, ()));
         }
+        // What the storage may yet lose, and only this process could write again, counts as under way.
+        self.unsettled = self.held_for_move && !self.backing().settle();
         if self.exports.is_held() {
             self.holding_clients.drain(..).for_each(|done| answer(done, ()));
         }
@@ -611,7 +616,7 @@ impl Disk {
             destage: status.destage,
             clients: self.exports.clients(),
             limit_delays: LimitDelays::from(self.exports.delays()),
-            in_flight: self.top.in_flight(),
+            in_flight: self.top.in_flight() + usize::from(self.unsettled),
             faults: Vec::new(),
             is_full,
             route: self.route_status(now).map(RouteView::from),

@@ -188,8 +188,16 @@ impl NbdBacking {
 
     /// The disk is another node's, or closed here: nothing more is begun, and what is kept is nobody's any more.
     pub(super) fn end_all(&mut self, reactor: &mut Reactor) {
-        self.has_ended = true;
+        if !std::mem::replace(&mut self.has_ended, true) && !self.kept.is_empty() {
+            let text = format!(
+                "{}: {} of acknowledged writes that it has not flushed are left to it: if it ends before it does, they are lost",
+                self.name,
+                ranges(self.kept.len())
+            );
+            self.news.push_back(("server-unflushed", text));
+        }
         self.kept.clear();
+        self.rewrite_refused = None;
         if let Some(error) = self.refusal() {
             self.fail_waiting(error, |_| true);
         }
@@ -216,7 +224,7 @@ impl NbdBacking {
 
     /// Whether something may still reach the server, or has to, though every request is answered.
     pub(super) fn still_owes(&self) -> bool {
-        let gives_up = self.fails || self.rewrite_refused.is_some_and(|refused| refused.is_overdue);
+        let gives_up = self.fails || self.is_refusal_overdue();
         let keeps = self.is_closing && !self.has_ended && !gives_up && !self.kept.is_empty();
         keeps || !self.doubts.is_empty() || self.pending.iter().any(|(_, request)| request.is_sent)
     }
@@ -263,6 +271,10 @@ impl NbdBacking {
         }
         next.min(self.flush_at())
     }
+}
+
+fn ranges(count: usize) -> String {
+    if count == 1 { "1 range".to_owned() } else { format!("{count} ranges") }
 }
 
 fn changes(count: usize) -> String {

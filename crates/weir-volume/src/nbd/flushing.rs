@@ -58,9 +58,9 @@ impl Flushes {
         self.destaged = Some(self.begun);
     }
 
-    /// A change was acknowledged that is not durable.
-    pub fn keeps(&mut self, now: Nanos) {
-        self.keeps_since.get_or_insert(now);
+    /// A change was acknowledged that is not durable; `first`: the only one.
+    pub fn keeps(&mut self, now: Nanos, first: bool) {
+        self.keeps_since = self.keeps_since.filter(|_| !first).or(Some(now));
     }
 
     pub fn pending(&self) -> usize {
@@ -124,6 +124,8 @@ impl NbdBacking {
         self.flushes.group.start();
         self.flushes.covers = Some(self.flushes.begun);
         self.flushes.begun += 1;
+        // Whoever wants it settled asks again.
+        self.settles = false;
         let slot = self.insert_own(Whose::Flush, Work::Flush, (0, 0));
         self.begin(reactor, slot);
     }
@@ -137,9 +139,10 @@ impl NbdBacking {
     }
 
     /// A flush has succeeded.
-    pub(super) fn flush_done(&mut self) {
+    pub(super) fn flush_done(&mut self, now: Nanos) {
         let Some(covers) = self.flushes.covers.take() else { return };
         self.kept.flushed(covers);
+        self.end_refusal(now);
         if self.kept.is_empty() {
             self.flushes.keeps_since = None;
         } else if let Some(since) = &mut self.flushes.keeps_since {
@@ -167,6 +170,9 @@ impl NbdBacking {
         let covers = self.flushes.covers.take();
         self.owe_all();
         self.again_at = reactor.now() + AGAIN_AFTER;
+        if !self.kept.is_empty() {
+            self.note_refusal(reactor.now(), error, "to flush what it had acknowledged".to_owned());
+        }
         let mut told = false;
         for whose in self.flushes.group.finish() {
             told |= matches!(whose, Whose::Destage(_));
@@ -187,6 +193,10 @@ impl NbdBacking {
     /// Begins to write again what may be lost, a few at a time; not what overlaps a change that may still land.
     pub(super) fn write_again(&mut self, reactor: &mut Reactor) {
         let now = reactor.now();
+        if self.kept.is_empty() {
+            // Somebody has written something newer, durably.
+            self.end_refusal(now);
+        }
         if self.kept.owed() == 0 || !self.link.is_up() || now < self.again_at || self.renews {
             return;
         }
@@ -218,32 +228,30 @@ impl NbdBacking {
         }
     }
 
-    pub(super) fn written_again(&mut self, reactor: &Reactor, start: u64) {
+    pub(super) fn written_again(&mut self, start: u64) {
         self.again -= 1;
         self.kept.paid(start, self.flushes.begun);
         self.may_go_on |= !self.waiting.is_empty();
-        if self.kept.owed() == 0
-            && let Some(refused) = self.rewrite_refused.take()
-        {
-            let time = seconds(reactor.now() - refused.since);
-            let text = format!("{}: it has taken again what it had refused for {time}", self.name);
+    }
+
+    /// What the server has refused is durable, or something newer in its place.
+    fn end_refusal(&mut self, now: Nanos) {
+        if let Some(refused) = self.rewrite_refused.take() {
+            let time = seconds(now - refused.since);
+            let text = format!("{}: what it had refused for {time} is durable now", self.name);
             self.news.push_back(("server-back", text));
         }
     }
 
-    /// The server refuses what it had acknowledged before. Whoever waits for a flush is told, and it is tried again. What overlaps it waits
-    /// meanwhile, for as long as requests wait for a server that is away (P9).
-    pub(super) fn not_written_again(&mut self, reactor: &mut Reactor, error: IoError, start: u64) {
-        let now = reactor.now();
-        self.again -= 1;
-        self.again_at = now + AGAIN_AFTER;
-        for whose in self.flushes.give_up() {
-            self.ready.extend(tag_of(whose).map(|tag| Completion { tag, result: Err(error) }));
+    /// The server refuses what it had acknowledged before, or its flush: reported once, until that is durable.
+    fn note_refusal(&mut self, now: Nanos, error: IoError, what: String) {
+        if self.has_ended {
+            return;
         }
         if self.rewrite_refused.is_none() {
             let text = format!(
-                "{}: it refuses ({error}) what it had acknowledged at byte {start} and lost before a flush. It is tried again each second; \
-                 requests for the same bytes wait, for at most {} (nbd.server_wait), and flushes fail",
+                "{}: it refuses ({error}) {what}. It is tried again each second; requests for the same bytes wait, for at most {} \
+                 (nbd.server_wait), and flushes fail",
                 self.name,
                 seconds(self.server_wait)
             );
@@ -252,21 +260,49 @@ impl NbdBacking {
         let refused = RewriteRefused { since: now, error, is_overdue: false };
         let refused = self.rewrite_refused.get_or_insert(refused);
         refused.is_overdue |= now >= refused.since + self.server_wait;
-        if refused.is_overdue {
-            let owed = |slot: &u32| self.kept.owes(self.pending[*slot as usize].range());
-            let owed = self.waiting.iter().copied().filter(owed).collect();
-            self.fail_slots(error, owed);
+    }
+
+    /// Whether it has refused that for longer than requests wait for a server (P9).
+    pub(super) fn is_refusal_overdue(&self) -> bool {
+        self.rewrite_refused.is_some_and(|refused| refused.is_overdue)
+    }
+
+    /// The server refuses to take a range again. Whoever waits for a flush is told, and it is tried again. What overlaps the range waits
+    /// meanwhile, for as long as requests wait for a server that is away (P9).
+    pub(super) fn not_written_again(
+        &mut self,
+        reactor: &mut Reactor,
+        error: IoError,
+        (start, end): (u64, u64),
+    ) {
+        let now = reactor.now();
+        self.again -= 1;
+        self.again_at = now + AGAIN_AFTER;
+        for whose in self.flushes.give_up() {
+            self.ready.extend(tag_of(whose).map(|tag| Completion { tag, result: Err(error) }));
+        }
+        self.note_refusal(
+            now,
+            error,
+            format!("what it had acknowledged at byte {start} and lost before a flush"),
+        );
+        if self.is_refusal_overdue() {
+            let overlaps = |slot: &u32| {
+                let (first, last) = self.pending[*slot as usize].range();
+                first < end && start < last
+            };
+            let slots = self.waiting.iter().copied().filter(overlaps).collect();
+            self.fail_slots(error, slots);
         }
     }
 
     /// What the server refuses to take again, in words.
     pub(super) fn rewrite_trouble(&self) -> Option<String> {
-        let RewriteRefused { error, is_overdue, .. } =
-            self.rewrite_refused.filter(|_| self.kept.owed() > 0)?;
+        let RewriteRefused { error, is_overdue, .. } = self.rewrite_refused?;
         let effect = if is_overdue { "fail" } else { "wait" };
         Some(format!(
-            "{} refuses ({error}) what it had acknowledged and lost before a flush: requests for the same bytes {effect}, and flushes fail, \
-             until it takes that again",
+            "{} refuses ({error}) what it had acknowledged and not flushed: requests for the same bytes {effect}, and flushes fail, until that \
+             is durable",
             self.name
         ))
     }

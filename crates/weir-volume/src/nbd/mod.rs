@@ -349,7 +349,7 @@ impl NbdBacking {
         match request.whose {
             Whose::Client(tag) | Whose::Destage(tag) => self.finish(tag, Err(error)),
             Whose::Flush => self.flush_failed(reactor, error),
-            Whose::Again(start) => self.not_written_again(reactor, error, start),
+            Whose::Again(_) => self.not_written_again(reactor, error, request.range()),
         }
     }
 
@@ -362,7 +362,7 @@ impl NbdBacking {
             // Its buffer comes back with the answer; a read without one is never begun.
             Work::Read(None) => return,
             Work::Extents => Outcome::Extents(extents),
-            Work::Flush => return self.flush_done(),
+            Work::Flush => return self.flush_done(reactor.now()),
             Work::Write { .. } | Work::Zero { .. } => return self.changed(reactor, request),
         };
         if let Some(tag) = tag_of(request.whose) {
@@ -378,8 +378,8 @@ impl NbdBacking {
                 if self.limits.makes_durable(request.fua()) {
                     self.kept.forget(range);
                 } else if let Some(content) = request.content() {
+                    self.flushes.keeps(reactor.now(), self.kept.is_empty());
                     self.kept.insert(range, content, self.flushes.begun());
-                    self.flushes.keeps(reactor.now());
                 }
                 match (request.fua() && !self.limits.makes_durable(true), self.refusal()) {
                     (true, Some(error)) => self.finish(tag, Err(error)),
@@ -393,7 +393,7 @@ impl NbdBacking {
                 self.flushes.destaged();
                 self.finish(tag, Ok(Outcome::Done));
             }
-            Whose::Again(start) => self.written_again(reactor, start),
+            Whose::Again(start) => self.written_again(start),
             Whose::Flush => {}
         }
     }
@@ -444,6 +444,12 @@ impl NbdBacking {
                 let what = "zeroing faster than by writing";
                 self.finish(tag, Err(IoError::new(ErrorKind::Operator, Code::NotSupported, what)));
             }
+            Request::WriteZeroes { .. } | Request::Discard { .. }
+                if self.is_refusal_overdue() && self.kept.len() >= MOST_KEPT =>
+            {
+                let error = IoError::new(ErrorKind::Retry, Code::NoMemory, "zeroing at an NBD server");
+                tag_of(whose).into_iter().for_each(|tag| self.finish(tag, Err(error)));
+            }
             Request::WriteZeroes { fua, may_unmap, fast_only, .. } => {
                 self.accept(reactor, whose, Work::Zero { fua, may_unmap, fast_only }, range);
             }
@@ -471,7 +477,7 @@ impl Layer for NbdBacking {
     }
 
     fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
-        if self.refusal().is_some() {
+        if self.refusal().is_some() || self.is_refusal_overdue() {
             // It is answered at once, whatever is kept.
             return true;
         }
@@ -570,7 +576,10 @@ impl Backing for NbdBacking {
     }
 
     fn settle(&mut self) -> bool {
-        self.settles = !self.kept.is_empty();
+        let is_on_its_way = |(_, request): (usize, &Pending)| {
+            request.changes_data() && matches!(request.whose, Whose::Client(_))
+        };
+        self.settles = !self.kept.is_empty() || self.pending.iter().any(is_on_its_way);
         !self.settles
     }
 

@@ -285,8 +285,10 @@ fn destage_hears_that_its_writes_may_be_lost_and_clients_do_not() {
     // What the server could not flush is written again, as far as nobody else does it.
     shard.write(3, 3);
     server.lock().fails_flush = true;
+    shard.news();
     shard.flush().unwrap_err();
     shard.flush().unwrap();
+    assert_eq!(shard.news(), ["server-refuses", "server-back"]);
     server.crash();
     assert_eq!(shard.read(3), 3);
 }
@@ -469,6 +471,22 @@ fn a_disk_that_is_handed_over_leaves_nothing_that_the_server_may_lose() {
     assert!(Nanos::now() - began < Duration::from_secs(3), "at once");
     server.crash();
     assert_eq!(shard.read(1), 1);
+    // What is under way then may be acknowledged after it.
+    server.lock().writes = Writes::Late;
+    let late = shard.begin_write(3, 3);
+    shard.run(Duration::from_millis(100));
+    assert!(!shard.backing.settle());
+    server.lock().writes = Writes::Answer;
+    server.land();
+    server.answer();
+    shard.answer(late).unwrap();
+    assert!(!shard.backing.settle());
+    eventually("it is flushed, too", || {
+        shard.turn(Duration::from_millis(5));
+        shard.backing.settle()
+    });
+    server.crash();
+    assert_eq!(shard.read(3), 3);
     // A durable write over what is kept leaves nothing to be flushed, and nothing to wake up for.
     shard.write(2, 2);
     let (tag, bytes) = (shard.tag(), [3; BLOCK]);
