@@ -10,7 +10,7 @@ use crate::completion;
 
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
-    /// Create a disk. It takes no space until it is written.
+    /// Create a disk. It takes no space until it is written; on an NBD server, it is an export with what that has.
     Create {
         /// Its name: 1 to 64 letters, digits, '-', '_', '.'.
         name: String,
@@ -179,7 +179,7 @@ pub enum DiskCommand {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Delete a disk and everything on it.
+    /// Delete a disk and everything on it. An export of an NBD server keeps its content.
     ///
     /// On a terminal it asks for the name to be typed again; elsewhere it needs --yes.
     Delete {
