@@ -28,11 +28,13 @@ pub struct LayerTime {
     pub mean_us: f64,
     /// Of that, the microseconds that a request spends here and not below.
     pub own_us: Option<f64>,
+    /// The same as a share of the latency at the top, 0 to 1.
+    pub share: Option<f64>,
     /// Requests that this rests on.
     pub requests: u64,
 }
 
-/// What the program prints.
+/// The output of `weir explain --output json`, as far as it is used here.
 #[derive(Deserialize)]
 struct Explanation {
     windows: Vec<LayerTime>,

@@ -124,15 +124,14 @@ pub fn of_layers(all: &[LayerTimes]) -> String {
         let head = ["server", "layer", "mean us", "own us", "share", "requests"];
         let mut table = new_table(head, &[26, 16, 11, 10, 9, 11], 2);
         for LayerTimes { subject, layers, .. } in of_cell {
-            let whole = layers.first().map_or(f64::NAN, |top| top.mean_us);
-            for (index, LayerTime { layer, mean_us, own_us, requests }) in layers.iter().enumerate() {
+            for (index, LayerTime { layer, mean_us, own_us, share, requests }) in layers.iter().enumerate() {
                 let subject = if index == 0 { subject.as_str() } else { "" };
                 table.add_row([
                     subject.to_owned(),
                     layer.clone(),
                     format!("{mean_us:.1}"),
                     number(*own_us, 1),
-                    own_us.map_or_else(|| "-".to_owned(), |own| percent(own / whole)),
+                    share.map_or_else(|| "-".to_owned(), percent),
                     requests.to_string(),
                 ]);
             }
@@ -280,6 +279,7 @@ mod tests {
             layer: layer.into(),
             mean_us: 12_345.6,
             own_us,
+            share: own_us.map(|own| own / 12_345.6),
             requests: 123_456_789,
         };
         let layers = vec![layer("export", Some(12_000.0)), layer("coordinator", None)];

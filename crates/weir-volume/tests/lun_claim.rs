@@ -364,16 +364,21 @@ fn a_coordinator_that_is_replaced_is_fenced_and_comes_back() {
             // As in a lab, where a coordinator is stopped: the reason, and what to do.
             let says = |text: &String| text.contains("still mounted in this kernel, through /dev/loop");
             second.await_some("reason", |shown| shown.notices.iter().any(says).then_some(()));
-        }
-        drop(held);
-        // One that cannot mount leaves the volume to others, and whoever decides chooses it again, until the mount is gone.
-        let deadline = Nanos::now() + SOON;
-        while second.shown.lock().unwrap().phase != Some(Phase::Serving) {
-            assert!(Nanos::now() < deadline, "{command}: {:?}", second.shown.lock().unwrap().notices);
-            if second.shown.lock().unwrap().phase == Some(Phase::Absent) {
-                second.wanted(true);
+            drop(held);
+            // A node that cannot mount leaves the volume to others, and is chosen again, until the mount is gone.
+            let deadline = Nanos::now() + SOON;
+            while second.shown.lock().unwrap().phase != Some(Phase::Serving) {
+                assert!(Nanos::now() < deadline, "{command}: {:?}", second.shown.lock().unwrap().notices);
+                if second.shown.lock().unwrap().phase == Some(Phase::Absent) {
+                    second.wanted(true);
+                }
+                std::thread::sleep(Duration::from_secs(1));
             }
-            std::thread::sleep(Duration::from_secs(1));
+            assert!(registry.record().epoch > 2, "it has claimed the volume again");
+        } else {
+            drop(held);
+            second.await_phase(Phase::Serving);
+            assert_eq!(registry.record().epoch, 2, "{command}");
         }
         assert_eq!(lun.fences(), 1, "{command}");
         assert_eq!(second.with_filesystem(|mounted| length(mounted, "disk")), 4096);
@@ -388,7 +393,6 @@ fn a_coordinator_that_is_replaced_is_fenced_and_comes_back() {
         }
         let record = registry.record();
         let alone = Record {
-            // Whoever claims the volume once more begins another one.
             epoch: record.epoch,
             coordinator: Some(Process { node: 2, incarnation: 1 }),
             mounts: [Process { node: 2, incarnation: 1 }].into(),

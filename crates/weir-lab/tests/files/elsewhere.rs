@@ -189,7 +189,7 @@ fn reading_goes_on_with_the_successor_of_a_killed_owner() {
     check(&again, &synced);
     let (reads, longest) = reader.end();
     eprintln!("{reads} reads, the longest took {longest:?}");
-    assert!(reads > 200, "{reads} reads");
+    assert!(reads > 1000, "{reads} reads");
     assert!(longest < Duration::from_secs(20), "a read took {longest:?}");
 }
 

@@ -203,15 +203,14 @@ pub struct NbdConfig {
     pub tcp: Vec<NbdAddress>,
     /// Requests to a disk of a volume that is an NBD server wait for the server at most this long; then they get an error (P9).
     pub server_wait: Period,
-    /// What was under way on a connection to such a server when it broke may land for this long (P4); absent: see
-    /// [`NbdConfig::fence_grace`].
+    /// The server may still carry out requests of a broken connection for this long (P4). Absent: see [`NbdConfig::fence_grace`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fence_grace: Option<Period>,
 }
 
 impl NbdConfig {
-    /// How long the server may carry out what was under way on a broken connection. Whoever takes a disk over waits for `lease.fence_grace`,
-    /// and so waits for this, too.
+    /// How long the server may still carry out requests of a broken connection. A node that takes a disk over waits for
+    /// `lease.fence_grace`, so this is never longer.
     #[must_use]
     pub fn fence_grace(&self, lease: &LeaseConfig) -> Duration {
         self.fence_grace.map_or(BackingOptions::default().fence_grace.min(lease.fence_grace.0), |set| set.0)
@@ -238,7 +237,7 @@ pub struct FuseConfig {
     pub uid: u32,
     /// Their group, by number.
     pub gid: u32,
-    /// What becomes of files whose disks other nodes own.
+    /// Handling of files whose disks other nodes own.
     pub elsewhere: FilesElsewhere,
 }
 
@@ -259,7 +258,7 @@ impl FuseConfig {
         u32::from_str_radix(&self.mode, 8).ok().filter(|bits| bits & !0o666 == 0)
     }
 
-    /// Who may open the files.
+    /// Permissions of the files.
     #[must_use]
     pub fn access(&self) -> Access {
         // A mode that is none was refused with the configuration; nobody but root is let in by it.
@@ -330,7 +329,7 @@ pub struct LunConfig {
     pub devices: Vec<PathBuf>,
     /// Whether the LUN itself keeps nodes from it.
     pub reservations: ReservationsConfig,
-    /// What a LUN has accepted from a node before it is fenced has been executed after this long.
+    /// Time after a fence within which a LUN has executed all requests that it accepted before.
     pub preempt_wait: Period,
     /// Keeps nodes from a LUN, and lets them back.
     #[serde(skip_serializing_if = "Option::is_none")]

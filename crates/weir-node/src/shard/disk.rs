@@ -341,7 +341,7 @@ impl Disk {
         if self.holding.is_some() && self.top.accel().inner().may_hand_over() && self.backing().settle() {
             self.holding.take().into_iter().for_each(|done| answer(done, ()));
         }
-        // What the storage may yet lose, and only this process could write again, counts as under way.
+        // Unflushed writes that only this process could repeat count as in flight.
         self.unsettled = self.held_for_move && !self.backing().settle();
         if self.exports.is_held() {
             self.holding_clients.drain(..).for_each(|done| answer(done, ()));

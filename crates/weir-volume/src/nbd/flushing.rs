@@ -124,7 +124,7 @@ impl NbdBacking {
         self.flushes.group.start();
         self.flushes.covers = Some(self.flushes.begun);
         self.flushes.begun += 1;
-        // Whoever wants it settled asks again.
+        // [`settle`](crate::Backing::settle) sets it again while it is wanted.
         self.settles = false;
         let slot = self.insert_own(Whose::Flush, Work::Flush, (0, 0));
         self.begin(reactor, slot);

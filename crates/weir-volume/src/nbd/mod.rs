@@ -97,7 +97,7 @@ pub struct NbdBacking {
     renews: bool,
     /// Nothing but destage is to hold up the end.
     is_closing: bool,
-    /// What is kept is flushed as soon as that can be.
+    /// Flush the kept writes as soon as possible.
     settles: bool,
     /// The disk is another node's, or closed.
     has_ended: bool,
@@ -477,12 +477,16 @@ impl Layer for NbdBacking {
     }
 
     fn has_room(&self, kind: RequestKind, bytes: u64) -> bool {
-        if self.refusal().is_some() || self.is_refusal_overdue() {
+        if self.refusal().is_some() {
             // It is answered at once, whatever is kept.
             return true;
         }
         if self.pending.len() + self.flushes.pending() >= self.depth {
             return false;
+        }
+        if self.is_refusal_overdue() {
+            // The server lets nothing of what is kept go: a change without room fails rather than wait (P9).
+            return true;
         }
         match kind {
             RequestKind::Write => self.memory.has_room(usize::try_from(bytes).unwrap_or(usize::MAX)),
