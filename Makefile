@@ -34,7 +34,9 @@ cluster-demo: setup release ## three hosts, an etcd of three members with TLS, o
 	$(CARGO) build --release -p weir-lab --bin weir-lab-guest --bin weir-lab-greeting
 	scripts/cluster-demo
 
-test: setup fmt clippy doc fuzz-check unit ## all checks that a change must pass
+# The lints run beside the tests, most of which wait for something.
+test: setup fmt ## all checks that a change must pass: formatting, lints, documentation, fuzz targets, tests
+	WEIR_PROGRAM=$(TARGET)/debug/weir LINTS="clippy doc fuzz-check" scripts/run-tests
 
 fmt: ## formatting
 	$(CARGO) fmt --all --check

@@ -22,8 +22,10 @@ use weir_nbd::Uri;
 use weir_node::api::MeterView;
 use weir_node::client::Client;
 
-/// Longest time without an answered write around the switch-over, of an emulated guest on a machine that does much else.
+/// Longest time without an answered write around the switch-over, of an emulated guest on a machine that does much else; or as many times
+/// what the guest has paused by itself before, on a machine that does more.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+const TIMES_USUAL: u32 = 4;
 
 /// QEMU's machine protocol (QMP) on a Unix socket: one command, one answer; events between them are of no interest.
 struct Machine {
@@ -173,7 +175,8 @@ fn a_guest_migrates_while_it_writes_and_its_disk_follows() {
         "migrated in {} ms, QEMU's downtime {} ms; no write was answered for {:?} around it, and for up to {:?} before",
         done["total-time"], done["downtime"], pauses.switch, pauses.usual
     );
-    assert!(pauses.switch.is_some_and(|pause| pause < LONGEST_PAUSE), "{pauses:?}{}", bench.logs());
+    let longest = LONGEST_PAUSE.max(pauses.usual * TIMES_USUAL).min(4 * LONGEST_PAUSE);
+    assert!(pauses.switch.is_some_and(|pause| pause < longest), "{pauses:?}{}", bench.logs());
     bench.wait_effective();
 }
 
