@@ -40,6 +40,9 @@ const OUTDATED: Duration = Duration::from_secs(5);
 /// Pause between two looks whether the LUN still has this node's key, and at what is mounted: a node that only reads, or does
 /// nothing, is refused nothing.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
+/// What the operator hears of a refusal that a disk's request met first.
+const GIVEN_BACK: &str =
+    "this node gives the volume back: the LUN refused its I/O, or the filesystem has shut down";
 
 /// This node's side of a volume's LUN.
 #[derive(Clone, Debug)]
@@ -254,6 +257,9 @@ impl Shell {
     /// The LUN has refused I/O of this node: another node has fenced it. Whatever was issued under an earlier admission counts, too: to be
     /// admitted once more does no harm.
     pub fn refused(&mut self) -> Vec<Output> {
+        if self.phase() == Phase::Serving {
+            self.shared.report("look", GIVEN_BACK.to_owned());
+        }
         self.decide(Event::Lost { admission: self.admission })
     }
 
