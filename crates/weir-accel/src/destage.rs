@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use weir_block::{Destage, IoError, Layer, Metered, Nanos, Reactor, Request, RequestKind, Tag};
+use weir_block::{Code, Destage, IoError, Layer, Metered, Nanos, Reactor, Request, RequestKind, Tag};
 
 use crate::checkpoint::{self, Step};
 use crate::depth::DepthControl;
@@ -16,6 +16,9 @@ const MOST_BYTES: u64 = 64 << 20;
 
 /// Enough dirty bytes to begin a checkpoint without waiting for more.
 const ENOUGH_BYTES: u64 = 8 << 20;
+
+/// More checkpoints in a row that the backing loses before it has flushed them are an error.
+const MOST_LOST: u32 = 3;
 
 /// After the backing refused a write, wait so long before trying again.
 const BACK_OFF: Duration = Duration::from_secs(1);
@@ -64,6 +67,8 @@ pub struct Destager {
     began: Nanos,
     /// The time of the first record to destage since the log was clean.
     dirty_since: Option<Nanos>,
+    /// Checkpoints in a row that the backing has lost before it has flushed them.
+    lost: u32,
     /// The last error, until a checkpoint succeeds.
     error: Option<IoError>,
     /// Bytes of the log that checkpoints have dealt with, and of those, bytes that need not be written because they were
@@ -88,6 +93,7 @@ impl Destager {
             bytes: 0,
             began: Nanos(0),
             dirty_since: None,
+            lost: 0,
             error: None,
             destaged: 0,
             coalesced: 0,
@@ -216,6 +222,12 @@ impl Destager {
                     _ => Progress::None,
                 }
             }
+            // No trouble of the storage, unless it comes again and again.
+            (State::Flushing { .. }, Err(error)) if error.code == Code::Lost && self.lost < MOST_LOST => {
+                self.lost += 1;
+                self.state = State::Idle;
+                Progress::None
+            }
             (_, Err(error)) => self.fail(now, error),
             (_, Ok(())) => self.done(now),
         }
@@ -236,7 +248,7 @@ impl Destager {
     }
 
     fn done(&mut self, now: Nanos) -> Progress {
-        self.state = State::Idle;
+        (self.state, self.lost) = (State::Idle, 0);
         let recovered = self.error.take().is_some();
         self.destaged += self.bytes;
         self.coalesced += self.saved;

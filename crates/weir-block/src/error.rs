@@ -30,6 +30,9 @@ pub enum Code {
     NoMemory,
     /// The storage failed.
     Io,
+    /// What destage has written and not flushed may be lost, with the connection to the storage: it is to be written again from the log. The
+    /// answer to destage's flush.
+    Lost,
     /// This node is no longer the owner.
     NotOwner,
     /// The disk is being closed.
@@ -92,6 +95,7 @@ impl fmt::Display for IoError {
             Code::ReadOnly => "the backing takes no writes",
             Code::NoMemory => "no memory left within the configured limit",
             Code::Io => "storage error",
+            Code::Lost => "it is written again",
             Code::NotOwner => "this node no longer owns the disk",
             Code::ShuttingDown => "the disk is being closed",
         };

@@ -205,3 +205,13 @@ pub enum NbdTrouble {
         reason: String,
     },
 }
+
+impl NbdTrouble {
+    /// The server answers, and what it says of the export is why the disk cannot be there.
+    pub(crate) fn is_about_export(&self) -> bool {
+        match self {
+            NbdTrouble::Server(error) => matches!(error, NbdError::Refused { is_unknown: true, .. }),
+            NbdTrouble::Unlisted { .. } | NbdTrouble::Unfit { .. } => true,
+        }
+    }
+}

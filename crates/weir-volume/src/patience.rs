@@ -29,13 +29,15 @@ pub(crate) struct Patience {
     /// Since when it owes answers and has given none.
     silent_since: Option<Nanos>,
     is_silent: bool,
+    /// The first look after it was due to be reported came late.
+    looks_again: bool,
 }
 
 impl Patience {
     /// Of a disk without a coordinator.
     pub fn new(now: Nanos, limit: Duration) -> Patience {
         let overdue_at = now + limit;
-        Patience { limit, overdue_at, asked: 0, silent_since: None, is_silent: false }
+        Patience { limit, overdue_at, asked: 0, silent_since: None, is_silent: false, looks_again: false }
     }
 
     /// There is nothing to check.
@@ -57,7 +59,8 @@ impl Patience {
 
     /// The connection is gone, and with it whatever was on its way.
     pub fn disconnected(&mut self, now: Nanos) {
-        (self.asked, self.silent_since, self.is_silent) = (0, None, false);
+        (self.asked, self.silent_since) = (0, None);
+        (self.is_silent, self.looks_again) = (false, false);
         self.start(now);
     }
 
@@ -76,7 +79,8 @@ impl Patience {
     pub fn answered(&mut self, now: Nanos) {
         self.asked = self.asked.saturating_sub(1);
         self.silent_since = (self.asked > 0).then_some(now);
-        (self.overdue_at, self.is_silent) = (Nanos::NEVER, false);
+        self.overdue_at = Nanos::NEVER;
+        (self.is_silent, self.looks_again) = (false, false);
     }
 
     /// There is no memory here to take answers.
@@ -107,7 +111,12 @@ impl Patience {
             since = Nanos((now + STOOD_STILL).0.saturating_sub(self.limit.as_nanos() as u64));
             self.silent_since = Some(since);
         }
-        self.is_silent |= now >= since + SILENT.min(self.limit);
+        let due = since + SILENT.min(self.limit);
+        if now >= due && !self.is_silent {
+            // The next look comes at once, behind what has arrived.
+            let is_late = now >= due + STOOD_STILL;
+            self.is_silent = !is_late || std::mem::replace(&mut self.looks_again, true);
+        }
         (now >= since + self.limit).then_some(Overdue::Silent)
     }
 
@@ -187,6 +196,13 @@ mod tests {
         assert_eq!(patience.check(at(501), false, true), Some(Overdue::Missing));
         patience.greeted();
         patience.asked(|| at(600));
+        assert_eq!(patience.check(at(640), true, true), None);
+        assert!(
+            !patience.is_silent() && patience.deadline() < at(640),
+            "what has come is read, and it is looked at again"
+        );
+        assert_eq!(patience.check(at(640), true, true), None);
+        assert!(patience.is_silent());
         assert_eq!(patience.check(at(900), true, true), None);
         assert_eq!(patience.deadline(), at(901));
         assert_eq!(patience.check(at(901), true, true), Some(Overdue::Silent));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_block::{Completion, Destage, IoError, Layer, Nanos, Outcome, Reactor, Tag};
+use weir_block::{Code, Completion, Destage, IoError, Layer, Nanos, Outcome, Reactor, Tag};
 
 use super::below::{Below, not_owner};
 use super::full_log::Change;
@@ -116,6 +116,7 @@ impl<L: Destage> Accel<L> {
                 }
                 Below::Destage => {
                     if let Err(error) = &result
+                        && error.code != Code::Lost
                         && self.destager.is_flushing()
                     {
                         self.flushes.checkpoint_failed(*error);

@@ -30,6 +30,8 @@ pub struct Script {
     pub hold_flushes: bool,
     pub hold_extents: bool,
     pub fails: bool,
+    /// What was written is lost: a flush says so.
+    pub loses: bool,
     pub writes: usize,
     pub flushes: usize,
     /// Something was handed down and the backing has not been advanced since: a file begins with nothing before.
@@ -114,7 +116,7 @@ impl Layer for Backing {
                 script.waiting.push_back(operation);
                 continue;
             }
-            let fails = script.fails;
+            let (fails, loses) = (script.fails, script.loses && matches!(operation, Operation::Flush(_)));
             let (tag, outcome) = match operation {
                 Operation::Read(tag, offset, mut buffer) => {
                     let length = buffer.len();
@@ -128,8 +130,9 @@ impl Layer for Backing {
                 Operation::Flush(tag) => (tag, Outcome::Done),
                 Operation::Extents(tag, extents) => (tag, Outcome::Extents(extents)),
             };
-            let error = IoError::new(ErrorKind::Retry, Code::Io, "as the test says");
-            done.push(Completion { tag, result: if fails { Err(error) } else { Ok(outcome) } });
+            let code = if loses { Code::Lost } else { Code::Io };
+            let error = IoError::new(ErrorKind::Retry, code, "as the test says");
+            done.push(Completion { tag, result: if fails || loses { Err(error) } else { Ok(outcome) } });
         }
     }
 

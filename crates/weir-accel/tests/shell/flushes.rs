@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use weir_accel::Configuration;
+use weir_accel::{AccelNotice, Configuration};
 use weir_block::Code;
 
 use crate::backing::Operation;
@@ -100,6 +100,21 @@ fn a_checkpoint_whose_flush_fails_is_written_again_and_nobody_hears_of_it() {
     disk.flush(3);
     disk.run(Duration::from_millis(1_100));
     assert_eq!((answer(&disk, 3), disk.accel.is_clean()), (Ok(()), true));
+}
+
+/// An NBD server has ended between a checkpoint's writes and its flush: that is no trouble of the storage, and no loss of a client's.
+#[test]
+fn a_checkpoint_that_the_backing_has_lost_is_written_again_and_is_no_trouble() {
+    let mut disk = checkpoint_is_flushed();
+    let before = disk.script.borrow().writes;
+    (disk.script.borrow_mut().loses, disk.script.borrow_mut().hold_flushes) = (true, false);
+    disk.turn();
+    disk.script.borrow_mut().loses = false;
+    disk.flush(3);
+    disk.run(Duration::from_millis(100));
+    assert_eq!((answer(&disk, 3), disk.accel.is_clean()), (Ok(()), true));
+    assert_eq!(disk.script.borrow().writes, before + 1, "the checkpoint's one write");
+    assert!(!disk.notices.iter().any(|notice| matches!(notice, AccelNotice::Tell("backing-error", _))));
 }
 
 #[test]

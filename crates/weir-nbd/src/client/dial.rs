@@ -2,9 +2,9 @@
 //! within a time limit however the server behaves.
 
 use std::io::{self, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
@@ -106,6 +106,34 @@ impl Write for Timed {
     }
 }
 
+/// Where a server listens. Two addresses that have one in common lead to one server; one that listens at several is not known by that.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Place {
+    /// At this address.
+    Tcp(SocketAddr),
+    /// At this path, without links.
+    Unix(PathBuf),
+}
+
+/// Where an address leads to, as this host resolves it now. Blocks.
+///
+/// # Errors
+/// The name cannot be resolved, or the socket is not there.
+pub fn places(address: &Address) -> io::Result<Vec<Place>> {
+    Ok(match address {
+        Address::Tcp { host, port } => {
+            (host.as_str(), *port).to_socket_addrs()?.map(|address| Place::Tcp(canonical(address))).collect()
+        }
+        // A socket may be reached by several names, through links to it or to its directory.
+        Address::Unix(path) => vec![Place::Unix(path.canonicalize()?)],
+    })
+}
+
+/// An address of IPv4 that is written as one of IPv6 is the same.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
 fn connect_tcp(host: &str, port: u16, until: Nanos) -> io::Result<OwnedFd> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the name has no address");
     for address in (host, port).to_socket_addrs()? {
@@ -164,5 +192,37 @@ fn describe(failure: NegotiationError, uri: &Uri) -> NbdError {
             };
             NbdError::Connect { address, source }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    fn tcp(host: &str, port: u16) -> Address {
+        Address::Tcp { host: host.into(), port }
+    }
+
+    #[test]
+    fn a_server_is_known_by_other_names() {
+        let same = |one: &Address, other: &Address| {
+            let others = places(other).unwrap();
+            places(one).unwrap().iter().any(|place| others.contains(place))
+        };
+        assert!(same(&tcp("localhost", 10809), &tcp("127.0.0.1", 10809)));
+        assert!(same(&tcp("127.1", 10809), &tcp("127.0.0.1", 10809)));
+        assert!(same(&tcp("::ffff:127.0.0.1", 10809), &tcp("127.0.0.1", 10809)));
+        assert!(!same(&tcp("127.0.0.2", 10809), &tcp("127.0.0.1", 10809)));
+        assert!(!same(&tcp("localhost", 10810), &tcp("127.0.0.1", 10809)));
+
+        let directory = tempfile::tempdir().unwrap();
+        let (socket, link) = (directory.path().join("socket"), directory.path().join("link"));
+        std::fs::write(&socket, "").unwrap();
+        symlink(&socket, &link).unwrap();
+        assert!(same(&Address::Unix(socket.clone()), &Address::Unix(link)));
+        assert!(!same(&Address::Unix(socket.clone()), &tcp("localhost", 10809)));
+        places(&Address::Unix(directory.path().join("other"))).unwrap_err();
     }
 }

@@ -307,7 +307,7 @@ impl Reply {
     fn reason(&self) -> String {
         // A policy error with a message of its own needs none of ours.
         if self.kind == option_reply::ERR_POLICY && !self.body.is_empty() {
-            return String::from_utf8_lossy(&self.body).into_owned();
+            return words(&self.body);
         }
         let number = match self.kind {
             option_reply::ERR_UNKNOWN => "there is no such export",
@@ -319,11 +319,18 @@ impl Reply {
             option_reply::ERR_UNSUP => "it does not know the option",
             _ => "it calls the option invalid",
         };
-        match String::from_utf8_lossy(&self.body) {
+        match words(&self.body) {
             text if text.is_empty() => number.into(),
             text => format!("{number} ({text})"),
         }
     }
+}
+
+/// A server's message for people: not long, and nothing in it that a terminal would obey.
+fn words(message: &[u8]) -> String {
+    const LONGEST: usize = 300;
+    let text = String::from_utf8_lossy(message);
+    text.chars().take(LONGEST).map(|one| if one.is_control() { ' ' } else { one }).collect()
 }
 
 fn read_reply(stream: &mut impl Read, asked: u32) -> Result<Reply, NegotiationError> {

@@ -18,7 +18,7 @@ mod system;
 pub use body::Body;
 pub use connection::{Connection, Options};
 pub use decoder::Done;
-pub use dial::{Dialed, list_exports};
+pub use dial::{Dialed, Place, list_exports, places};
 pub use error::{NbdError, errno_text};
 pub use handshake::{Export, Negotiation, NegotiationError};
 pub use simple::{Answer, Completed, NbdClient, Ticket};

@@ -9,11 +9,15 @@ use super::requests::{Limits, Whose, Work};
 use super::{NbdBacking, away, tag_of};
 use crate::lun::route_status::Overdue;
 
+/// A server that is silent again and again, because it is slow, is reported no more often.
+const SILENT_AGAIN: Duration = Duration::from_secs(600);
+
 impl NbdBacking {
     /// The connection is gone, or given up. What was under way on it is in doubt from now on, if it changes something.
     pub(super) fn lose(&mut self, reactor: &mut Reactor, why: &str) {
         let Some(mut connection) = self.link.lose(reactor) else { return };
         let now = reactor.now();
+        self.silent_since = None;
         let until = now + self.fence_grace;
         let sent = self.pending.iter().filter(|(_, request)| request.is_sent);
         let sent: Vec<u32> = sent.map(|(slot, _)| slot as u32).collect();
@@ -56,9 +60,10 @@ impl NbdBacking {
         self.tell_away(now, in_doubt);
     }
 
-    fn tell_away(&mut self, now: Nanos, in_doubt: usize) {
+    /// False: it was told before.
+    fn tell_away(&mut self, now: Nanos, in_doubt: usize) -> bool {
         if self.away_since.is_some() {
-            return;
+            return false;
         }
         self.away_since = Some(now);
         let doubt = match in_doubt {
@@ -76,6 +81,38 @@ impl NbdBacking {
             seconds(self.server_wait)
         );
         self.news.push_back(("server-away", text));
+        true
+    }
+
+    /// The server is there, and its export is not what the disk needs: waiting alone does not help. Told once until it is connected again:
+    /// the reason has the server's own words and numbers, which may be others each time.
+    fn tell_unfit(&mut self) {
+        if !std::mem::replace(&mut self.is_unfit, true) {
+            let text = format!("{}. Requests wait until that is mended", self.why);
+            self.news.push_back(("server-unfit", text));
+        }
+    }
+
+    /// The server owes answers, and has given none for a while; or it has given one since.
+    fn tell_silent(&mut self, now: Nanos) {
+        match (self.patience.is_silent() && self.link.is_up(), self.silent_since) {
+            (true, None) if now >= self.silent_again_at => {
+                self.silent_since = Some(now);
+                self.silent_again_at = now + SILENT_AGAIN;
+                let text = format!(
+                    "{}: it answers nothing. Requests wait for it, for at most {} (nbd.server_wait)",
+                    self.name,
+                    seconds(self.server_wait)
+                );
+                self.news.push_back(("server-silent", text));
+            }
+            (false, Some(since)) => {
+                self.silent_since = None;
+                let text = format!("{}: it answers again after {}", self.name, seconds(now - since));
+                self.news.push_back(("server-back", text));
+            }
+            _ => {}
+        }
     }
 
     /// Makes the next connection, if there is none.
@@ -88,7 +125,9 @@ impl NbdBacking {
             Ok(true) => self.connected(reactor),
             Err(trouble) => {
                 self.why = trouble.to_string();
-                self.tell_away(reactor.now(), 0);
+                if !self.tell_away(reactor.now(), 0) && trouble.is_about_export() {
+                    self.tell_unfit();
+                }
             }
         }
     }
@@ -100,6 +139,7 @@ impl NbdBacking {
         self.renews = export.size < self.info.size;
         (self.info.fast_zeroes, self.info.discards) = (self.limits.zeroes, self.limits.zeroes);
         self.patience.greeted();
+        self.is_unfit = false;
         self.may_go_on = true;
         if self.fails {
             // Its answer ends that.
@@ -134,11 +174,17 @@ impl NbdBacking {
 
     /// Requests do not wait for a server without a limit (P9).
     pub(super) fn check_patience(&mut self, reactor: &mut Reactor) {
+        if self.silent_since.is_some() {
+            self.tell_silent(reactor.now());
+        }
         if self.patience.has_nothing() || self.has_ended && !self.link.is_up() {
             return;
         }
         let waits = self.pending.len() + self.flushes.pending() > 0;
         let overdue = self.patience.check(reactor.now(), self.link.is_up(), waits);
+        if overdue.is_none() && !self.has_ended {
+            self.tell_silent(reactor.now());
+        }
         let what = match overdue {
             None => return,
             Some(Overdue::Missing) => format!("could not be reached ({})", self.why),
@@ -196,6 +242,7 @@ impl NbdBacking {
             );
             self.news.push_back(("server-unflushed", text));
         }
+        self.silent_since = None;
         self.kept.clear();
         self.rewrite_refused = None;
         if let Some(error) = self.refusal() {

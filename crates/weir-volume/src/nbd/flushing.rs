@@ -152,7 +152,7 @@ impl NbdBacking {
         self.flushes.destaged = self.flushes.destaged.filter(|&age| age > covers);
         let lost = IoError::new(
             ErrorKind::Retry,
-            Code::Io,
+            Code::Lost,
             "flushing what an NBD server may have lost with its connection",
         );
         for whose in self.flushes.group.finish() {

@@ -91,6 +91,11 @@ pub struct NbdBacking {
     why: String,
     /// Since when.
     away_since: Option<Nanos>,
+    /// It was told since then that its export does not do.
+    is_unfit: bool,
+    /// It was told then that the server answers nothing; and the next time is told from then on.
+    silent_since: Option<Nanos>,
+    silent_again_at: Nanos,
     /// The wait for the server is over: requests fail.
     fails: bool,
     /// The connection ends as soon as nothing is under way on it, and the next one shows the export's size of then.
@@ -161,6 +166,9 @@ impl NbdBacking {
             zeroes: Rc::new(zeroes),
             why: String::new(),
             away_since: None,
+            is_unfit: false,
+            silent_since: None,
+            silent_again_at: Nanos(0),
             fails: false,
             renews: false,
             is_closing: false,

@@ -20,7 +20,8 @@ const NAMED: usize = 8;
 #[must_use]
 pub fn named(exports: &[String]) -> String {
     let more = exports.len().saturating_sub(NAMED);
-    let names: Vec<String> = exports.iter().take(NAMED).map(|name| format!("`{name}`")).collect();
+    let names: Vec<String> =
+        exports.iter().take(NAMED).map(|name| format!("`{}`", name.escape_debug())).collect();
     match (exports.len(), more) {
         (0, _) => "none".to_owned(),
         (_, 0) => names.join(", "),

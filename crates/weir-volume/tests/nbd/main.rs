@@ -13,7 +13,8 @@ use std::time::Duration;
 
 use server::{BLOCK, SIZE, Server, Writes};
 use weir_block::{
-    Completion, Engine, Event, IoError, Nanos, Outcome, Payload, Reactor, ReactorConfig, Region, Request, Tag,
+    Code, Completion, Engine, Event, IoError, Nanos, Outcome, Payload, Reactor, ReactorConfig, Region,
+    Request, Tag,
 };
 use weir_volume::{Backing, BackingOptions};
 
@@ -265,7 +266,7 @@ fn destage_hears_that_its_writes_may_be_lost_and_clients_do_not() {
     gather(&mut shard).unwrap();
     server.crash();
     shard.flush().unwrap();
-    destage_flush(&mut shard).unwrap_err();
+    assert_eq!(destage_flush(&mut shard).unwrap_err().code, Code::Lost);
     gather(&mut shard).unwrap();
     destage_flush(&mut shard).unwrap();
     // A flush that fails without anybody who waits for it.
@@ -433,6 +434,49 @@ fn a_silent_server_is_given_up_and_what_it_may_yet_do_bars_what_overlaps() {
     });
     shard.write(1, 4);
     assert_eq!(shard.read(1), 4);
+}
+
+/// Long before requests fail: its process may have been stopped, and its host's kernel answers for it.
+#[test]
+fn a_server_that_answers_nothing_is_reported_after_a_while() {
+    let server = Server::new();
+    let mut shard = Shard::new(&server);
+    server.lock().writes = Writes::Late;
+    let silent = shard.begin_write(1, 2);
+    let began = Nanos::now();
+    let mut news = Vec::new();
+    while news.is_empty() {
+        assert!(Nanos::now() - began < Duration::from_secs(15), "nothing is reported");
+        shard.turn(Duration::from_millis(5));
+        news.extend(shard.news());
+    }
+    assert_eq!(news, ["server-silent"]);
+    let trouble = shard.backing.trouble(shard.reactor.now()).unwrap();
+    assert!(trouble.contains("answers nothing. Requests wait"), "{trouble}");
+    server.answer();
+    shard.answer(silent).unwrap();
+    shard.run(Duration::from_millis(50));
+    assert_eq!(shard.news(), ["server-back"]);
+    assert_eq!(shard.backing.trouble(shard.reactor.now()), None);
+}
+
+#[test]
+fn an_export_that_was_shrunk_meanwhile_is_reported() {
+    let server = Server::new();
+    let mut shard = Shard::new(&server);
+    server.leave();
+    let waits = shard.begin_write(1, 2);
+    shard.run(Duration::from_millis(100));
+    assert_eq!(shard.news(), ["server-away"]);
+    server.lock().size = SIZE / 2;
+    server.come_back();
+    shard.run(Duration::from_secs(3));
+    assert_eq!(shard.news(), ["server-unfit"], "told once, not with every attempt");
+    let trouble = shard.backing.trouble(shard.reactor.now()).unwrap();
+    assert!(trouble.contains("shrunk or replaced"), "{trouble}");
+    server.lock().size = SIZE;
+    shard.answer(waits).unwrap();
+    assert_eq!(shard.news(), ["server-back"]);
 }
 
 #[test]

@@ -189,7 +189,7 @@ layout! {
 
 const KINDS: [Kind; 3] = [Kind::Read, Kind::Write, Kind::Punch];
 const ERRORS: [ErrorKind; 4] = [ErrorKind::Retry, ErrorKind::Fence, ErrorKind::Operator, ErrorKind::Bug];
-const CODES: [Code; 8] = [
+const CODES: [Code; 9] = [
     Code::InvalidArgument,
     Code::NoSpace,
     Code::NotSupported,
@@ -198,6 +198,7 @@ const CODES: [Code; 8] = [
     Code::Io,
     Code::NotOwner,
     Code::ShuttingDown,
+    Code::Lost,
 ];
 
 /// The place of a value in one of the tables above.
