@@ -102,20 +102,34 @@ struct Served {
 }
 
 impl Served {
-    async fn end(self) {
+    async fn end(self, directory: &Path) {
         drop(self.end);
         if let Err(error) = self.task.await {
             tracing::error!(%error, "fuse: a file's task failed");
         }
+        // With its last file; what somebody has put there keeps it.
+        let _ = std::fs::remove_dir(directory.join(self.identity.1));
     }
+}
+
+/// A disk whose file could not be mounted.
+struct Failed {
+    /// Its identity.
+    disk: u64,
+    why: String,
+    /// An event has told it.
+    told: bool,
+    /// The next attempt comes later.
+    waits: bool,
 }
 
 /// Has a file for each disk in the registry.
 async fn keep(node: Arc<Node>, exports: Arc<Exports>, directory: PathBuf, mut stopping: watch::Receiver<()>) {
     let mut served: BTreeMap<String, Served> = BTreeMap::new();
-    let mut failed: BTreeMap<String, u64> = BTreeMap::new();
+    let mut failed: BTreeMap<String, Failed> = BTreeMap::new();
     let readers = owner::places();
     let mut disks = node.records.disks.changes();
+    let mut again = tokio::time::interval(LOOK_AGAIN);
     loop {
         let records = Arc::clone(&disks.borrow_and_update());
         let is_current = |name: &str, one: &Served| {
@@ -130,34 +144,47 @@ async fn keep(node: Arc<Node>, exports: Arc<Exports>, directory: PathBuf, mut st
             .collect();
         for name in gone {
             if let Some(one) = served.remove(&name) {
-                one.end().await;
+                one.end(&directory).await;
             }
         }
-        failed.retain(|name, id| records.get(name).is_some_and(|record| record.id == *id));
+        failed.retain(|name, one| records.get(name).is_some_and(|record| record.id == one.disk));
         for (name, record) in records.iter() {
             if let Some(one) = served.get(name) {
                 one.size.store(record.size, Ordering::Relaxed);
                 continue;
             }
-            if failed.contains_key(name) {
+            if failed.get(name).is_some_and(|one| one.waits) {
                 continue;
             }
             match start(&node, &exports, &readers, &directory, record) {
-                Ok(one) => drop(served.insert(name.clone(), one)),
+                Ok(one) => {
+                    served.insert(name.clone(), one);
+                    if failed.remove(name).is_some_and(|before| before.told) {
+                        let text = format!("node {} has its file now", node.config.name);
+                        node.journal.tell("file-back", name, text);
+                    }
+                }
                 Err(error) => {
-                    tracing::error!(disk = name, %error, "fuse: the disk has no file on this node");
-                    failed.insert(name.clone(), record.id);
+                    let why = error.to_string();
+                    // What keeps the files of all disks away is told of the first.
+                    let is_known = failed.values().any(|before| before.why == why);
+                    let told = !is_known || failed.get(name).is_some_and(|before| before.told);
+                    if !is_known {
+                        let text = format!("it has no file on node {}: {why}", node.config.name);
+                        node.journal.tell("file-missing", name, text);
+                    }
+                    failed.insert(name.clone(), Failed { disk: record.id, why, told, waits: true });
                 }
             }
         }
         tokio::select! {
             changed = disks.changed() => if changed.is_err() { break },
-            () = tokio::time::sleep(LOOK_AGAIN) => failed.clear(),
+            _ = again.tick() => failed.values_mut().for_each(|one| one.waits = false),
             _ = stopping.changed() => break,
         }
     }
     for one in std::mem::take(&mut served).into_values() {
-        one.end().await;
+        one.end(&directory).await;
     }
 }
 

@@ -45,6 +45,10 @@ impl Mount {
         ) {
             Ok(()) => {}
             Err(rustix::io::Errno::EXIST) if is_placeholder(path) => {}
+            Err(rustix::io::Errno::EXIST) => {
+                let text = format!("{} is there already, and not Weir's: move it away", path.display());
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, text));
+            }
             Err(error) => return Err(error.into()),
         }
         let options = format!(

@@ -27,7 +27,7 @@ use std::time::Duration;
 use common::{Bench, DISK, SIZE, SOON, alone};
 use support::await_some;
 use weir_lab::LabConfig;
-use weir_node::api::{CreateDisk, Medium};
+use weir_node::api::{CreateDisk, Delete, Medium};
 
 /// A lab whose nodes have the disks as files.
 fn bench(nodes: usize, policy: &str) -> Bench {
@@ -119,6 +119,42 @@ fn a_disk_is_a_file_of_its_size_that_only_root_may_use_and_nobody_resizes() {
     let volume = client.volumes().unwrap().remove(0);
     let files = volume.files.unwrap();
     assert_eq!((files.path.join("d1.raw"), &*files.transport), (path, "/dev/fuse"));
+}
+
+/// A copy of an image to a new name there is not a new disk.
+#[test]
+fn a_file_of_somebody_in_the_way_of_a_disks_is_reported_and_kept() {
+    let _turn = alone();
+    let bench = bench(1, "write-back+0");
+    open(&bench, "n1", false);
+    let (client, there) = (bench.lab.any_client().unwrap(), path(&bench, "n1", "d2"));
+    std::fs::write(&there, "somebody's").unwrap();
+    let wanted = CreateDisk {
+        name: "d2".into(),
+        volume: "pool".into(),
+        size: 1 << 20,
+        logical_block: 512,
+        policy: "write-through".into(),
+        medium: Medium::Ram,
+        limit: None,
+    };
+    client.create_disk(&wanted).unwrap();
+    let told = |kind: &str| {
+        let events = client.events().unwrap();
+        events.iter().filter(|event| event.kind == kind && event.subject == "d2").count()
+    };
+    await_some(SOON, || (told("file-missing") > 0).then_some(()), || bench.logs());
+    assert_eq!(std::fs::read_to_string(&there).unwrap(), "somebody's");
+    std::fs::remove_file(&there).unwrap();
+    await_some(SOON, || (told("file-back") > 0).then_some(()), || bench.logs());
+    assert_eq!(std::fs::metadata(&there).unwrap().len(), 1 << 20);
+    assert_eq!(told("file-missing"), 1, "told once, not with every attempt");
+    // The directory of a volume goes with its last file.
+    for name in ["d2", DISK] {
+        client.delete(name, &Delete { force: true, ..Delete::default() }).unwrap();
+    }
+    let directory = there.parent().unwrap();
+    await_some(SOON, || (!directory.exists()).then_some(()), || bench.logs());
 }
 
 /// A disk with blocks of 4096 bytes: two programs write to halves of one block at once, and neither takes back what the other has

@@ -126,9 +126,6 @@ fn check_use(command: CheckedRequest, info: &LayerInfo, terms: Terms) -> Result<
     if writes && (!info.writable || terms.read_only) {
         return refuse(error::EPERM, "the export is read-only");
     }
-    if command == CheckedRequest::Flush && terms.read_only {
-        return refuse(error::EPERM, "whoever only reads has nothing to flush");
-    }
     match command {
         CheckedRequest::WriteZeroes { fast_only: true, .. } if !info.fast_zeroes => {
             refuse(error::ENOTSUP, "zeroing is no faster than writing here")
@@ -197,7 +194,7 @@ pub fn error_number(io: &IoError, command: CheckedRequest) -> u32 {
         Code::NotSupported => error::EINVAL,
         Code::ReadOnly => error::EPERM,
         Code::NoMemory => error::ENOMEM,
-        Code::Io => error::EIO,
+        Code::Io | Code::Lost => error::EIO,
         // The client has to leave this server and find the disk's new owner.
         Code::NotOwner | Code::ShuttingDown => error::ESHUTDOWN,
     }
@@ -247,19 +244,18 @@ mod tests {
 
     /// A reader on another node, of a disk that others write.
     #[test]
-    fn a_session_that_only_reads_does_nothing_else() {
+    fn a_session_that_only_reads_changes_nothing() {
         let session = Session { flags: transmission_flag::READ_ONLY, ..Session::default() };
         let terms = Terms { read_only: Terms::from(&session).read_only, ..TERMS };
         let refused = |command, length| {
             check_request(&header(command, 0, 0, length), &INFO, terms).err().map(|refusal| refusal.error)
         };
-        for (command, length) in
-            [(command::WRITE, 512), (command::TRIM, 512), (command::WRITE_ZEROES, 512), (command::FLUSH, 0)]
-        {
-            assert_eq!(refused(command, length), Some(error::EPERM), "command {command}");
+        for command in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
+            assert_eq!(refused(command, 512), Some(error::EPERM), "command {command}");
         }
-        for command in [command::READ, command::BLOCK_STATUS] {
-            assert_eq!(refused(command, 512), None, "command {command}");
+        // A flush makes durable what others have written.
+        for (command, length) in [(command::READ, 512), (command::BLOCK_STATUS, 512), (command::FLUSH, 0)] {
+            assert_eq!(refused(command, length), None, "command {command}");
         }
     }
 

@@ -220,22 +220,26 @@ impl Taker<'_> {
 
     fn open(&mut self, unique: u64, writes: bool) -> io::Result<()> {
         let device = self.device.as_fd();
-        if !writes && reads_at(self.node, self.file).is_some() {
+        let is_read = reads_at(self.node, self.file).is_some();
+        if !writes && is_read {
             return self.owner.open(unique, self.file, device);
         }
         if let Some(left_out) = FILE_REFUSED.pass(Nanos::now()) {
             let (disk, reason) = (self.file.name(), self.exports.why_not_here(self.file.name()));
             tracing::warn!(disk, writes, reason, left_out, "fuse: opening a disk's file is refused");
         }
-        self.file.refuse(device, unique, Errno::BUSY)
+        // A busy file is waited for, by `losetup` without an end; one that takes no writes is read.
+        self.file.refuse(device, unique, if is_read { Errno::ROFS } else { Errno::BUSY })
     }
 
     fn serve(&mut self, io: &Io) -> io::Result<()> {
-        let reads = matches!(io.kind, IoKind::Read | IoKind::Seek { .. });
-        if reads && self.owner.ask(io) {
+        // A sync makes durable what others have written, too (P8): it is the owner's.
+        let changes = matches!(io.kind, IoKind::Write { .. } | IoKind::Zero { .. });
+        if !changes && self.owner.ask(io) {
             return Ok(());
         }
-        // Nothing but reading goes on where another node owns the disk.
+        let reads = matches!(io.kind, IoKind::Read | IoKind::Seek { .. });
+        // Nothing changes a disk where another node owns it.
         if !reads && owner_elsewhere(self.node, self.file).is_some() {
             return self.file.refuse(self.device.as_fd(), io.unique, Errno::IO);
         }
