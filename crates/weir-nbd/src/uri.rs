@@ -76,7 +76,7 @@ impl Uri {
                 Ok(Uri { address: Address::Unix(socket.into()), export })
             }
             "nbds" | "nbds+unix" => Err(
-                "this client does not speak TLS; use the export's Unix socket, or a loopback address in plain text",
+                "Weir's own client does not speak TLS: use nbd:// in a network that you trust, or a Unix socket (nbd+unix)",
             ),
             _ => Err("unknown scheme"),
         }
@@ -84,6 +84,9 @@ impl Uri {
 }
 
 fn tcp(authority: &str) -> Result<Address, &'static str> {
+    if authority.contains('@') {
+        return Err("NBD knows no users and no passwords: leave out the @ and what is before it");
+    }
     let (host, port) = match authority.strip_prefix('[') {
         Some(rest) => {
             let (host, rest) = rest.split_once(']').ok_or("the bracket around the address is not closed")?;
@@ -186,6 +189,7 @@ mod tests {
             ("/dev/sda", "no scheme"),
             ("http://x/", "unknown scheme"),
             ("nbds://x/", "TLS"),
+            ("nbd://user:secret@x/", "no users"),
             ("nbd://x:99999/", "port"),
             ("nbd://[::1/", "bracket"),
             ("nbd+unix:///x", "?socket="),

@@ -184,9 +184,11 @@ fn of_volume() -> Router<Operations> {
         json(ops.set_redirected(&name, &it).await)
     };
     let usage = async |Ops(ops): Ops, Name(name): Name| json(ops.volume_usage(&name).await);
+    let exports = async |Ops(ops): Ops, Name(name): Name| json(ops.server_exports(&name).await);
     Router::new()
         .route("/v1/volumes", get(volumes).post(create))
         .route("/v1/volumes/{name}/usage", get(usage))
+        .route("/v1/volumes/{name}/exports", get(exports))
         .route("/v1/volumes/plan", post(plan))
         .route("/v1/volumes/{name}/delete", post(delete))
         .route("/v1/volumes/{name}/confirm-fenced", post(fenced))

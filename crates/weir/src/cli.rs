@@ -332,15 +332,16 @@ pub enum VolumeCommand {
         /// Its name: 1 to 64 letters, digits, '-', '_', '.'.
         name: String,
         /// The directory, which must exist; of a LUN, the block device.
-        #[arg(long, value_name = "PATH", required_unless_present = "server", conflicts_with = "server")]
+        #[arg(long, value_name = "PATH")]
         path: Option<PathBuf>,
         /// The NBD server, without an export: nbd://HOST:PORT, or nbd+unix:///?socket=PATH. All nodes reach it by this URI. The asked one
         /// connects and says which exports it lists. Each server is one volume.
         #[arg(long, value_name = "URI")]
         server: Option<String>,
         /// Kind of backing: dir; lun for a shared block device with a filesystem of its own; nbd for an NBD server (nbdkit, qemu-storage-daemon, …).
-        #[arg(long, default_value = "dir", value_parser = ["dir", "lun", "nbd"])]
-        kind: String,
+        /// Without it, nbd with --server, and dir with --path.
+        #[arg(long, value_parser = ["dir", "lun", "nbd"])]
+        kind: Option<String>,
         /// Make a filesystem on the LUN (at least 320MiB), which must be blank, or --destroy be given. A LUN of up to 1 GiB is read altogether to find that
         /// out, a larger one in samples.
         #[arg(long, value_parser = ["xfs", "ext4"])]

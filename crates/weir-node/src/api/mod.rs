@@ -9,6 +9,7 @@
 //! | `GET /v1/volumes`, `POST /v1/volumes` ([`CreateVolume`]) | [`Volumes`], [`VolumeView`] |
 //! | `POST /v1/volumes/plan` ([`CreateVolume`]) | [`VolumePlan`] |
 //! | `GET /v1/volumes/NAME/usage` | [`VolumeUsage`] |
+//! | `GET /v1/volumes/NAME/exports` | [`ServerExports`] |
 //! | `POST /v1/volumes/NAME/delete` ([`DeleteVolume`]) | [`DeletedVolume`] |
 //! | `POST /v1/volumes/NAME/confirm-fenced` ([`ConfirmFenced`]) | [`ConfirmedFenced`] |
 //! | `POST /v1/volumes/NAME/move` ([`MoveVolume`]) | [`MovedVolume`] |

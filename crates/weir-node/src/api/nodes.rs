@@ -153,6 +153,9 @@ pub struct Owned {
     /// Those that are being compacted here, and how far that is, in per cent.
     #[serde(default)]
     pub compacting: BTreeMap<String, u64>,
+    /// Those that could not be opened here, and why.
+    #[serde(default)]
+    pub unopened: BTreeMap<String, String>,
     /// Its part in the coordination of volumes on LUNs.
     #[serde(default)]
     pub volumes: Vec<VolumePart>,

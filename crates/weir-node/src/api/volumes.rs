@@ -226,6 +226,25 @@ pub struct DeletedVolume {
     pub done: bool,
 }
 
+/// What a volume that is an NBD server exports now.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.server-exports/1")]
+pub struct ServerExports {
+    /// The volume.
+    pub volume: String,
+    /// Those that the server lists; absent if it lists none to anybody.
+    pub exports: Option<Vec<ServerExport>>,
+}
+
+/// An export that a server lists.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ServerExport {
+    /// Its name.
+    pub name: String,
+    /// The disk that it is; absent: none.
+    pub disk: Option<String>,
+}
+
 /// What the disks and snapshots of a volume take.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.volume-usage/1")]

@@ -13,8 +13,8 @@ use crate::api::{
     ConfirmedFenced, CreateDisk, CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted,
     DeletedVolume, DiskLimit, DiskView, Disks, DrainNode, EventList, EventView, Export, Follow, Importing,
     LayoutView, LookAtLayout, MeterView, Meters, Move, MoveVolume, Moved, MovedVolume, NodeStatus, NodeWork,
-    OfImport, RecordProfile, Resize, RollBack, RolledBack, RunLoad, SetLimit, SetPolicy, SetRedirected,
-    SnapshotView, Snapshots, VolumePlan, VolumeUsage, VolumeView, Volumes,
+    OfImport, RecordProfile, Resize, RollBack, RolledBack, RunLoad, ServerExports, SetLimit, SetPolicy,
+    SetRedirected, SnapshotView, Snapshots, VolumePlan, VolumeUsage, VolumeView, Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
@@ -47,6 +47,15 @@ impl Client {
     pub fn volume_usage(&self, name: &str) -> Result<VolumeUsage, ApiError> {
         check(name)?;
         self.call(Method::GET, &format!("/v1/volumes/{name}/usage"), Vec::new(), self.patience + USAGE)
+    }
+
+    /// What a volume that is an NBD server exports now.
+    ///
+    /// # Errors
+    /// As [`Client::status`]; it is none, or does not answer.
+    pub fn server_exports(&self, name: &str) -> Result<ServerExports, ApiError> {
+        check(name)?;
+        self.get(&format!("/v1/volumes/{name}/exports"))
     }
 
     /// Makes a volume.

@@ -349,6 +349,12 @@ impl Here {
         self.unopened.lock().unwrap_or_else(PoisonError::into_inner).get(disk).cloned()
     }
 
+    /// The disks of this process that are not open here, after attempts to open them, and why.
+    #[must_use]
+    pub fn all_unopened(&self) -> BTreeMap<String, String> {
+        self.unopened.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// The identity of the disk that is open under a name.
     #[must_use]
     pub fn id(&self, disk: &str) -> Option<u64> {

@@ -43,15 +43,22 @@ fn holder(disk: &str, reader: &str) -> String {
     format!("{disk} {reader}")
 }
 
+/// The nodes on which programs read the file of a disk that is open here.
+#[must_use]
+pub fn of(node: &Node, disk: &str) -> Vec<String> {
+    let of_disk = holder(disk, "");
+    let holders = node.readers.holders();
+    holders.iter().filter_map(|holder| holder.strip_prefix(&of_disk)).map(str::to_owned).collect()
+}
+
 /// How many clients are connected to a disk that is open here, in words, and on which nodes programs read its file: those count, too.
 #[must_use]
 pub fn connected(node: &Node, disk: &str, clients: usize) -> String {
     let are = count_are(clients as u64, "client");
-    let of_disk = holder(disk, "");
-    let holders = node.readers.holders();
-    let on: Vec<&str> = holders.iter().filter_map(|holder| holder.strip_prefix(&of_disk)).collect();
-    match on.as_slice() {
+    match of(node, disk).as_slice() {
         [] => format!("{are} connected to it"),
-        nodes => format!("{are} connected to it, and programs on {} read its file", nodes.join(", ")),
+        nodes => {
+            format!("{are} connected to it, among them programs on {} that read its file", nodes.join(", "))
+        }
     }
 }

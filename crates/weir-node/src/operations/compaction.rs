@@ -42,7 +42,7 @@ impl Operations {
     /// As [`Operations::snapshots`]; there is no such snapshot.
     pub async fn layout(&self, disk: &str, wanted: LookAtLayout) -> Answer<LayoutView> {
         let record = self.record(disk).await?;
-        is_file(&record)?;
+        is_file(&record, "compact it")?;
         if let Some(sharing) = &wanted.before {
             self.check_sharing(&record, sharing).await?;
         }
@@ -87,7 +87,7 @@ impl Operations {
     /// As [`Operations::roll_back`]; the disk is not on a LUN; there is not enough space.
     pub async fn compact(&self, disk: &str, wanted: CompactDisk) -> Answer<CompactionView> {
         let record = self.record(disk).await?;
-        is_file(&record)?;
+        is_file(&record, "compact it")?;
         check_imported(&record)?;
         if self.node.volume(&record.volume).await?.kind != VolumeKind::Lun {
             let message = format!("volume {} is a directory: its filesystem is not Weir's", record.volume);
@@ -128,7 +128,7 @@ impl Operations {
     /// As [`Operations::compact`].
     pub async fn plan_compaction(&self, disk: &str) -> Answer<CompactionView> {
         let record = self.record(disk).await?;
-        is_file(&record)?;
+        is_file(&record, "compact it")?;
         self.check_coordinated(&record.volume).await?;
         let before = self.check_room(&record).await?;
         Ok(view(disk, &Compaction::new(0, before), "planned"))

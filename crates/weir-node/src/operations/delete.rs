@@ -71,11 +71,16 @@ impl Operations {
         let unopened = self.lost_with(&record).await;
         let open = self.open_here(&record).await;
         self.check_deletable(&record, unopened.as_deref(), open.as_ref(), wanted.force)?;
+        let clients = open.as_ref().map_or(0, |status| status.clients);
+        let connected = match clients {
+            0 => String::new(),
+            clients => readers::connected(&self.node, name, clients),
+        };
         let undestaged = open.filter(|_| wanted.force).map(|status| not_destaged(&status));
         let lost = unopened.or(undestaged);
         let lost_text = lost.clone().unwrap_or_default();
-        let deleted =
-            Deleted { disk: name.to_owned(), path, allocated, lost: lost_text, done: !wanted.dry_run };
+        let (disk, done) = (name.to_owned(), !wanted.dry_run);
+        let deleted = Deleted { disk, path, allocated, lost: lost_text, connected, done };
         if wanted.dry_run {
             return Ok(deleted);
         }
@@ -182,8 +187,14 @@ impl Operations {
     /// Removes the remains of a disk without a record that a process has left when it ended.
     async fn delete_leftover(&self, name: &str) -> Answer<Option<Deleted>> {
         let path = provisioning::finish_others(&self.node, name).await?;
-        let deleted =
-            |path| Deleted { disk: name.to_owned(), path, allocated: None, lost: String::new(), done: true };
+        let deleted = |path| Deleted {
+            disk: name.to_owned(),
+            path,
+            allocated: None,
+            lost: String::new(),
+            connected: String::new(),
+            done: true,
+        };
         Ok(path.map(deleted))
     }
 

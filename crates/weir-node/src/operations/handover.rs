@@ -10,6 +10,7 @@ use weir_cluster::records::{CoordinatorRecord, Record, VolumeKind, VolumeRecord,
 use weir_cluster::registry::RegistryError;
 
 use super::nodes::unknown;
+use super::volumes::noun;
 use super::{Answer, Operations, check_named};
 use crate::api::{
     ApiError, ApiErrorKind, CoordinatedVolume, MoveVolume, MovedVolume, NodeView, Owned, VolumePart,
@@ -31,7 +32,7 @@ impl Operations {
         check_named(&wanted.to)?;
         let volume = self.node.volume(name).await?;
         if volume.kind != VolumeKind::Lun {
-            return Err(refused(format!("volume {name} is a directory: nobody coordinates it")));
+            return Err(refused(format!("volume {name} is {}: nobody coordinates it", noun(volume.kind))));
         }
         self.check_takes(&wanted.to)?;
         let served = self.coordinations().await.remove(name).unwrap_or_default();

@@ -11,7 +11,7 @@ use weir_volume::lun::heartbeat::VolumeId;
 use weir_volume::lun::setup::{Lun, Plan, Ready, SetupError, Wish, identity_at};
 
 use super::coordination::Coordination;
-use super::volumes::{check_dir, exists, just_changed};
+use super::volumes::{check_dir, exists, just_changed, noun};
 use super::{Answer, Operations, check_named};
 use crate::api::{
     ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, LunView, SetRedirected, VolumePlan,
@@ -133,7 +133,7 @@ impl Operations {
         check_named(name)?;
         let (entry, mut record) = self.volume_entry(name).await?;
         let Some(lun) = record.lun.as_mut() else {
-            let message = format!("volume {name} is a directory: its I/O has no other route");
+            let message = format!("volume {name} is {}: its I/O has no other route", noun(record.kind));
             return Err(ApiError::new(ApiErrorKind::Refused, message));
         };
         if lun.redirected != wanted.redirected {
@@ -165,7 +165,7 @@ impl Operations {
         let refused = |message: String| ApiError::new(ApiErrorKind::Refused, message);
         let volume = self.node.volume(name).await?;
         if volume.kind != VolumeKind::Lun {
-            return Err(refused(format!("volume {name} is a directory: nobody coordinates it")));
+            return Err(refused(format!("volume {name} is {}: nobody coordinates it", noun(volume.kind))));
         }
         let nothing =
             || refused(format!("no process of {} counts as having volume {name} mounted", wanted.node));

@@ -1,16 +1,31 @@
 //! Volumes that are NBD servers, and their disks: exports that are there already.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use weir_block::hash::{FNV_BASIS, fnv1a};
 use weir_cluster::migration::first_epoch;
 use weir_cluster::records::{DiskRecord, Limit, Record, Source, VolumeKind, VolumeRecord, check_name};
-use weir_nbd::{Uri, UriError};
+use weir_nbd::client::{Place, places};
+use weir_nbd::{Address, Uri, UriError};
 use weir_volume::nbd;
 
 use super::volumes::exists;
 use super::{Answer, Operations, check_named, parse_policy};
-use crate::api::{AdoptExport, ApiError, ApiErrorKind, CreateVolume, DiskView, VolumePlan, VolumeView};
+use crate::api::{
+    AdoptExport, ApiError, ApiErrorKind, CreateVolume, DiskView, ServerExport, ServerExports, VolumePlan,
+    VolumeView,
+};
 use crate::control::node::{blocking, random, server_of, unavailable};
 use crate::control::provisioning;
+
+/// Longest wait for the addresses of a server's name.
+const RESOLVES: Duration = Duration::from_secs(2);
+
+/// Servers that are asked for their exports at once, for whoever only looks (P10).
+static SURVEYS: Semaphore = Semaphore::const_new(4);
 
 impl Operations {
     /// What would be done to make a volume of a server: it is asked for its exports.
@@ -41,6 +56,7 @@ impl Operations {
         if let Some(other) = known.iter().find(|other| other.nbd == record.nbd) {
             return Err(super::volumes::same_volume(&record, &other.name));
         }
+        self.check_server_is_new(&known, &record, &server).await?;
         let exports = self.bounded(blocking(move || Ok(nbd::survey(&server)?))).await.map_err(|error| {
             let me = self.me().node;
             error.hint(format!(
@@ -48,6 +64,65 @@ impl Operations {
             ))
         })?;
         Ok((record, exports))
+    }
+
+    /// Refuses a server that is another volume by another name, as far as this node can tell: an export of both would be two disks, which
+    /// overwrite each other.
+    async fn check_server_is_new(
+        &self,
+        known: &[VolumeRecord],
+        record: &VolumeRecord,
+        server: &Uri,
+    ) -> Answer<()> {
+        let Some(places) = places_of(server.address.clone()).await else { return Ok(()) };
+        let mut others = JoinSet::new();
+        for other in known.iter().filter(|other| other.name != record.name) {
+            let Ok(Uri { address, .. }) = server_of(other) else { continue };
+            let name = other.name.clone();
+            others.spawn(async move { Some((name, address.clone(), places_of(address).await?)) });
+        }
+        while let Some(other) = others.join_next().await {
+            let Ok(Some((other, address, found))) = other else { continue };
+            if found.iter().any(|place| places.contains(place)) {
+                let place = record.place();
+                let message =
+                    format!("{place} is the server of volume {other} already, which names it {address}");
+                return Err(ApiError::new(ApiErrorKind::Exists, message)
+                    .hint("make its exports disks of that volume"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the server of a volume for its exports.
+    ///
+    /// # Errors
+    /// As [`Operations::volumes`]; the volume is no server, or the server cannot be reached.
+    pub async fn server_exports(&self, volume: &str) -> Answer<ServerExports> {
+        check_named(volume)?;
+        let at = self.node.volume(volume).await?;
+        let refused = |reason| ApiError::new(ApiErrorKind::Refused, reason);
+        let server = server_of(&at).map_err(refused)?;
+        let look = async {
+            // Each holds a thread for as long as the server lets it.
+            let _turn = SURVEYS.acquire().await;
+            blocking(move || Ok(nbd::survey(&server)?)).await
+        };
+        let listed = self.bounded(look).await?;
+        let disks = self.node.records.disks.now();
+        let of_volume = disks.values().filter(|record| record.volume == volume);
+        let adopted: BTreeMap<&str, &str> = of_volume
+            .filter_map(|record| match &record.source {
+                Source::Export { name } => Some((name.as_str(), record.name.as_str())),
+                _ => None,
+            })
+            .collect();
+        let exports = listed.map(|names| {
+            let disk_of = |name: &str| adopted.get(name).map(|disk| (*disk).to_owned());
+            let export = |name: String| ServerExport { disk: disk_of(&name), name };
+            names.into_iter().map(export).collect()
+        });
+        Ok(ServerExports { volume: volume.to_owned(), exports })
     }
 
     /// Makes a disk of an export of its volume's server. Nothing is written there.
@@ -65,6 +140,7 @@ impl Operations {
         }
         let export = export.unwrap_or_else(|| name.clone());
         let server = server_of(&at).map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
+        self.check_server_is_new(&self.volume_records().await?, &at, &server).await?;
         let of = export.clone();
         let look = blocking(move || Ok(nbd::describe(&server, &of, logical_block)?));
         let (found, block) = self.bounded(look).await?;
@@ -96,6 +172,12 @@ impl Operations {
     }
 }
 
+/// Where an address leads to; `None`: this node cannot tell, or not in time.
+async fn places_of(address: Address) -> Option<Vec<Place>> {
+    let resolving = tokio::task::spawn_blocking(move || places(&address));
+    tokio::time::timeout(RESOLVES, resolving).await.ok()?.ok()?.ok()
+}
+
 fn invalid(message: String) -> ApiError {
     ApiError::new(ApiErrorKind::Invalid, message)
 }
@@ -112,6 +194,13 @@ fn check_server(wanted: &CreateVolume) -> Answer<Uri> {
         return Err(invalid("a volume of the kind nbd is a server: add --server nbd://HOST:PORT".into()));
     };
     let uri: Uri = server.parse().map_err(|error: UriError| invalid(error.to_string()))?;
+    if let Address::Unix(socket) = &uri.address
+        && !socket.is_absolute()
+    {
+        let message =
+            format!("{server}: the path of the socket is relative, and each node has a directory of its own");
+        return Err(invalid(message).hint("give an absolute path"));
+    }
     if !uri.export.is_empty() {
         let message = format!("{server} names the export `{}`, and a volume is a whole server", uri.export);
         return Err(
@@ -145,6 +234,7 @@ mod tests {
         assert!(refused(&wanted(None)).contains("--server"));
         assert!(refused(&wanted(Some("nbds://h/"))).contains("TLS"));
         assert!(refused(&wanted(Some("nbd://h/e"))).contains("names the export `e`"));
+        assert!(refused(&wanted(Some("nbd+unix:///?socket=here"))).contains("relative"));
         let both = CreateVolume { path: "/srv".into(), ..wanted(Some("nbd://h/")) };
         assert!(refused(&both).contains("no path"));
         let same = ["nbd://h", "nbd://h:10809", "nbd://h:10809/"];

@@ -11,6 +11,7 @@ use super::Operations;
 use crate::api::{Owned, VolumePart};
 use crate::client::Other;
 use crate::control::decide::is_live;
+use crate::control::readers;
 use crate::shard::messages::DiskStatus;
 
 /// Longest wait for another node.
@@ -61,6 +62,8 @@ pub(super) enum Known<'a> {
         unreleased: bool,
         /// Its owner copies it to fewer extents, and is so far, in per cent.
         compacting: Option<u64>,
+        /// Why its owner could not open it.
+        why: Option<&'a str>,
     },
     /// Its owner does not answer.
     Silent,
@@ -91,6 +94,7 @@ impl Said {
             None => Known::NotOpen {
                 unreleased: owned.unreleased.iter().any(|name| name == disk),
                 compacting: owned.compacting.get(disk).copied(),
+                why: owned.unopened.get(disk).map(String::as_str),
             },
         }
     }
@@ -110,11 +114,13 @@ impl Operations {
         self.backings.look_soon(&self.node).await;
         let disks = statuses.into_iter().filter(|status| status.role == "owner").map(|status| {
             let faults = self.backings.fault_of(&status.disk).into_iter().collect();
-            DiskStatus { faults, ..status }
+            let readers = readers::of(&self.node, &status.disk);
+            DiskStatus { faults, readers, ..status }
         });
         let unreleased = self.node.here.unreleased().into_iter().collect();
         let compacting = self.node.coordinators.compactions.all_under_way();
-        Owned { disks: disks.collect(), unreleased, compacting, volumes: Vec::new() }
+        let unopened = self.node.here.all_unopened();
+        Owned { disks: disks.collect(), unreleased, compacting, unopened, volumes: Vec::new() }
     }
 
     /// Asks the owners that live, all at once; none of them for longer than half a second.

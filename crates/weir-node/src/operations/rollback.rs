@@ -2,7 +2,7 @@
 
 use weir_cluster::records::DiskRecord;
 
-use super::snapshots::{check_snapshot, is_file, no_snapshot};
+use super::snapshots::{SNAPSHOT_IT, check_snapshot, is_file, no_snapshot};
 use super::{Answer, Operations, is_busy};
 use crate::api::{ApiError, ApiErrorKind, RollBack, RolledBack};
 use crate::client::ROLLBACK;
@@ -19,7 +19,7 @@ impl Operations {
     /// As [`Operations::disks`]; there is no such snapshot; clients are connected to the disk; its owner is gone.
     pub async fn roll_back(&self, disk: &str, wanted: RollBack) -> Answer<RolledBack> {
         let record = self.record(disk).await?;
-        is_file(&record)?;
+        is_file(&record, SNAPSHOT_IT)?;
         let wanted = named(disk, wanted)?;
         let snapshots = self.snapshots(disk).await?.snapshots;
         let Some(found) = snapshots.iter().find(|one| one.name == wanted.snapshot) else {

@@ -91,7 +91,7 @@ impl Operations {
         for name in std::iter::once(disk).chain(others) {
             let record = self.record(name).await?;
             check_snapshot(name, &wanted.name)?;
-            is_file(&record)?;
+            is_file(&record, SNAPSHOT_IT)?;
             check_imported(&record)?;
             self.check_blocks(&record).await?;
             let first = records.first().unwrap_or(&record);
@@ -167,7 +167,7 @@ impl Operations {
     }
 
     async fn check_clone(&self, record: &DiskRecord, wanted: &CloneDisk) -> Answer<()> {
-        is_file(record)?;
+        is_file(record, SNAPSHOT_IT)?;
         check_imported(record)?;
         self.check_blocks(record).await?;
         let CloneDisk { name, policy, medium, limit, .. } = wanted.clone();
@@ -520,12 +520,16 @@ pub(super) fn check_reflinks(node: &Node, volume: &VolumeRecord) -> Answer<()> {
     Err(volume_error(VolumeError::NoReflinks(volume.path.clone())))
 }
 
-pub(super) fn is_file(record: &DiskRecord) -> Answer<()> {
+/// A task of [`is_file`].
+pub(super) const SNAPSHOT_IT: &str = "make snapshots of it";
+
+/// Refuses a disk that is no file of Weir's. `task`: what only its storage can do then.
+pub(super) fn is_file(record: &DiskRecord, task: &str) -> Answer<()> {
     if matches!(record.source, Source::File { .. }) {
         return Ok(());
     }
     let what = if matches!(record.source, Source::Export { .. }) { "an export" } else { "a device" };
-    let message = format!("disk {} is {what}: only its storage can make snapshots of it", record.name);
+    let message = format!("disk {} is {what}: only its storage can {task}", record.name);
     Err(ApiError::new(ApiErrorKind::Refused, message))
 }
 

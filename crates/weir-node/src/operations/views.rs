@@ -244,7 +244,7 @@ impl Operations {
                 Known::NotOpen { compacting: Some(percent), .. } => {
                     (DiskView::COMPACTING.to_owned(), format!("{percent} % copied"), None)
                 }
-                Known::NotOpen { unreleased, .. } => not_open(unreleased),
+                Known::NotOpen { unreleased, why, .. } => not_open(unreleased, why),
                 Known::Silent => {
                     (DiskStatus::SILENT.to_owned(), format!("owner {} does not answer", owner.node), None)
                 }
@@ -367,12 +367,12 @@ fn importing(view: DiskView) -> DiskView {
 }
 
 /// A disk that its owner does not have open.
-fn not_open(unreleased: bool) -> (String, String, Option<DiskStatus>) {
+fn not_open(unreleased: bool, why: Option<&str>) -> (String, String, Option<DiskStatus>) {
     let (state, reason) = match unreleased {
         true => ("closed", "it holds nothing dirty, but the registry does not know yet that it is closed"),
         false => (
             DiskStatus::OPENING,
-            "its owner has not opened it yet; if this persists, see that node's log file",
+            why.unwrap_or("its owner has not opened it yet; if this persists, see that node's log file"),
         ),
     };
     (state.to_owned(), reason.to_owned(), None)

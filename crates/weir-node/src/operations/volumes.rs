@@ -255,6 +255,16 @@ pub(super) fn check_dir(wanted: &CreateVolume) -> Answer<()> {
     }
 }
 
+/// What a volume is, for sentences.
+pub(super) fn noun(kind: VolumeKind) -> &'static str {
+    match kind {
+        VolumeKind::Dir => "a directory",
+        VolumeKind::Lun => "a LUN",
+        VolumeKind::Nbd => "an NBD server",
+        _ => "of an unknown kind",
+    }
+}
+
 /// Two volumes must not share a directory, or a LUN.
 pub(super) fn same_volume(record: &VolumeRecord, other: &str) -> ApiError {
     if record.kind == VolumeKind::Nbd {

@@ -618,6 +618,7 @@ impl Disk {
             limit_delays: LimitDelays::from(self.exports.delays()),
             in_flight: self.top.in_flight() + usize::from(self.unsettled),
             faults: Vec::new(),
+            readers: Vec::new(),
             is_full,
             route: self.route_status(now).map(RouteView::from),
         }

@@ -340,6 +340,9 @@ pub struct DiskStatus {
     /// Faults of its backing that the node has seen beside the I/O.
     #[serde(default)]
     pub faults: Vec<String>,
+    /// The nodes on which programs read its file; each counts among the clients.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub readers: Vec<String>,
     /// Its volume is full: writes that need space wait or fail, and so does destage; of a replica, nothing.
     #[serde(default)]
     pub is_full: bool,

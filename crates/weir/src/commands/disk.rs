@@ -135,6 +135,11 @@ fn sentence(deleted: &Deleted) -> String {
         (lost, true) => format!("\nlost: {lost}"),
         (lost, false) => format!("\nthis would lose {lost}"),
     };
+    let connected = match (deleted.connected.as_str(), deleted.done) {
+        ("", _) | (_, true) => String::new(),
+        (connected, false) => format!("\n{connected}"),
+    };
+    let lost = lost + &connected;
     let path = deleted.path.display();
     if !deleted.path.is_absolute() {
         return format!("{verb} disk {}; {path} stays as it is{lost}", deleted.disk);
@@ -144,6 +149,13 @@ fn sentence(deleted: &Deleted) -> String {
         None => "which is not there, or does not answer".to_owned(),
     };
     format!("{verb} disk {}: {path}, {size}{lost}", deleted.disk)
+}
+
+fn clients(detail: &DiskStatus) -> String {
+    match detail.readers.as_slice() {
+        [] => detail.clients.to_string(),
+        nodes => format!("{}; programs on {} read its file", detail.clients, nodes.join(", ")),
+    }
 }
 
 /// One line for each disk.
@@ -299,7 +311,7 @@ fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
                 .map_or_else(|| "nothing written yet".to_owned(), |ratio| format!("{ratio:.2} : 1")),
         ),
         ("write amplification", amplification(destage.flash_write_amplification(detail.dirty_bytes))),
-        ("clients", detail.clients.to_string()),
+        ("clients", clients(detail)),
         ("in flight", detail.in_flight.to_string()),
     ]
 }

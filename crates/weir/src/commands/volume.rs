@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use weir_node::api::{
     ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, DeleteVolume, DeletedVolume,
-    DiskView, LunView, MoveVolume, MovedVolume, UsageItem, VolumePlan, VolumeUsage, VolumeView, Volumes,
+    DiskView, LunView, MoveVolume, MovedVolume, ServerExport, UsageItem, VolumePlan, VolumeUsage, VolumeView,
+    Volumes,
 };
 
 use weir_node::units::about;
@@ -26,6 +27,12 @@ const FORMAT: Duration = Duration::from_secs(600);
 struct Shown {
     volume: VolumeView,
     disks: Vec<DiskView>,
+    /// What its server lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exports: Option<Vec<ServerExport>>,
+    /// Why that is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    exports_unknown: Option<String>,
 }
 
 /// Executes a `weir volume` command.
@@ -33,6 +40,7 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
     let client = any_node(global)?;
     match command {
         VolumeCommand::Create { name, path, server, kind, format, identity, destroy, dry_run } => {
+            let kind = check_place(kind, path.is_some(), server.is_some())?;
             // Nodes have working directories of their own.
             let path = path.map(std::path::absolute).transpose()?.unwrap_or_default();
             let wanted = CreateVolume { name, kind, path, server, format, identity, destroy };
@@ -74,8 +82,20 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
                 return Err(error.hint("`weir volume list` shows those that there are").into());
             };
             let disks: Vec<_> = client.disks()?.into_iter().filter(|disk| disk.volume == name).collect();
-            print(global.output, &Shown { volume, disks }, |Shown { volume, disks }| {
-                format!("{}\n\n{}", show(volume), disk::rows(disks))
+            // A server that does not answer keeps nobody from the rest.
+            let exports = volume.server.is_some().then(|| client.server_exports(&name));
+            let (exports, exports_unknown) = match exports {
+                Some(Ok(answer)) => (answer.exports, None),
+                Some(Err(error)) => (None, Some(error.message)),
+                None => (None, None),
+            };
+            let shown = Shown { volume, disks, exports, exports_unknown };
+            print(global.output, &shown, |shown| {
+                let mut rows = rows(&shown.volume);
+                if shown.volume.server.is_some() {
+                    rows.push(("exports listed", listed(shown)));
+                }
+                format!("{}\n\n{}", list(&rows), disk::rows(&shown.disks))
             })
         }
         VolumeCommand::Du { name } => print(global.output, &client.volume_usage(&name)?, usage),
@@ -86,6 +106,27 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
             }
             print(global.output, &client.delete_volume(&name, &DeleteVolume { dry_run })?, deleted)
         }
+    }
+}
+
+/// The kind of a new volume, which has a path, or is a server.
+fn check_place(kind: Option<String>, has_path: bool, has_server: bool) -> Result<String, Failure> {
+    let is_server = kind.as_ref().map_or(has_server, |kind| kind == "nbd");
+    let kind = kind.unwrap_or_else(|| if is_server { "nbd" } else { "dir" }.to_owned());
+    match (kind.as_str(), has_path, has_server) {
+        ("nbd", false, true) => Ok(kind),
+        ("nbd", _, false) => {
+            Err(Failure::usage("a volume of the kind nbd is a server: add --server nbd://HOST:PORT"))
+        }
+        ("nbd", true, _) => Err(Failure::usage("an NBD server has no path: leave --path out")),
+        (kind, _, true) => Err(Failure::usage(format!(
+            "a volume of the kind {kind} is no server: give --path and no --server, or --kind nbd"
+        ))),
+        ("lun", false, _) => Err(Failure::usage("a LUN has a path: add --path DEVICE")),
+        (_, false, _) => Err(Failure::usage(
+            "add --path DIRECTORY; or --kind lun --path DEVICE; or --server nbd://HOST:PORT",
+        )),
+        _ => Ok(kind),
     }
 }
 
@@ -166,7 +207,23 @@ fn usage(volume: &VolumeUsage) -> String {
     text
 }
 
+/// The exports that the volume's server lists now, and which of them are disks.
+fn listed(shown: &Shown) -> String {
+    match (&shown.exports, &shown.exports_unknown) {
+        (_, Some(reason)) => format!("not known: {reason}"),
+        (None, None) => "none to anybody".to_owned(),
+        (Some(exports), None) => named(exports.iter().map(|export| match &export.disk {
+            Some(disk) => format!("`{}` (disk {disk})", export.name.escape_debug()),
+            None => format!("`{}`", export.name.escape_debug()),
+        })),
+    }
+}
+
 fn show(volume: &VolumeView) -> String {
+    list(&rows(volume))
+}
+
+fn rows(volume: &VolumeView) -> Vec<(&'static str, String)> {
     let is_server = volume.server.is_some();
     let du = format!("; `weir volume du {}` shows what they take", volume.name);
     let mut rows = vec![
@@ -176,7 +233,7 @@ fn show(volume: &VolumeView) -> String {
         ("disks", format!("{}{}", volume.disks, if is_server { "" } else { &du })),
     ];
     if let Some(exports) = &volume.exports {
-        rows.push(("exports listed", named(exports)));
+        rows.push(("exports listed", named(exports.iter().map(|name| format!("`{}`", name.escape_debug())))));
     }
     if !volume.full_for.is_empty() {
         rows.push(("full", full(volume)));
@@ -190,16 +247,17 @@ fn show(volume: &VolumeView) -> String {
     if let Some(lun) = &volume.lun {
         rows.extend(of_lun(lun));
     }
-    list(&rows)
+    rows
 }
 
-fn named(exports: &[String]) -> String {
+fn named(exports: impl ExactSizeIterator<Item = String>) -> String {
     const MOST: usize = 20;
-    let quoted: Vec<String> = exports.iter().take(MOST).map(|name| format!("`{name}`")).collect();
-    match (exports.len(), exports.len().saturating_sub(MOST)) {
+    let (all, more) = (exports.len(), exports.len().saturating_sub(MOST));
+    let first: Vec<String> = exports.take(MOST).collect();
+    match (all, more) {
         (0, _) => "none".to_owned(),
-        (_, 0) => quoted.join(", "),
-        (_, more) => format!("{} and {more} more", quoted.join(", ")),
+        (_, 0) => first.join(", "),
+        _ => format!("{} and {more} more", first.join(", ")),
     }
 }
 
@@ -242,4 +300,37 @@ fn of_lun(lun: &LunView) -> Vec<(&'static str, String)> {
         rows.push(("notice", lun.notice.clone()));
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_has_a_path_or_is_a_server() {
+        let of = |kind: Option<&str>, has_path, has_server| {
+            check_place(kind.map(str::to_owned), has_path, has_server).map_err(|failure| failure.message)
+        };
+        let taken = [
+            (None, true, false, "dir"),
+            (None, false, true, "nbd"),
+            (Some("nbd"), false, true, "nbd"),
+            (Some("lun"), true, false, "lun"),
+        ];
+        for (kind, has_path, has_server, expected) in taken {
+            assert_eq!(of(kind, has_path, has_server).as_deref(), Ok(expected));
+        }
+        let refused = [
+            (None, false, false, "--path DIRECTORY"),
+            (None, true, true, "no path"),
+            (Some("nbd"), false, false, "--server"),
+            (Some("nbd"), true, false, "--server"),
+            (Some("lun"), false, true, "kind lun is no server"),
+            (Some("lun"), false, false, "--path DEVICE"),
+        ];
+        for (kind, has_path, has_server, expected) in refused {
+            let message = of(kind, has_path, has_server).expect_err("it is refused");
+            assert!(message.contains(expected), "{message}");
+        }
+    }
 }

@@ -67,6 +67,7 @@ impl Replica {
             limit_delays: LimitDelays::default(),
             in_flight: 0,
             faults: Vec::new(),
+            readers: Vec::new(),
             is_full: false,
             route: None,
         }
