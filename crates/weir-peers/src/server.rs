@@ -129,14 +129,20 @@ pub fn qemu(workspace: &Workspace, transport: Transport) -> Outcome<Peer> {
 
 /// On a LUN itself.
 pub const QEMU_ON_LUN: &str = "qemu-s-d, raw LUN";
+/// The same over TCP: what one more process and a socket cost on this machine, whoever redirects.
+pub const QEMU_ON_LUN_TCP: &str = "qemu-s-d, raw LUN, tcp";
 /// On a qcow2 image on a LUN.
 pub const QEMU_QCOW2: &str = "qemu-s-d, qcow2 on LUN";
 
 /// `qemu-storage-daemon` on a block device.
-pub fn qemu_on_lun(workspace: &Workspace, device: &Path) -> Outcome<Peer> {
-    let uri = workspace.uri(Transport::Unix, "qemu-lun", "disk")?;
+pub fn qemu_on_lun(workspace: &Workspace, device: &Path, transport: Transport) -> Outcome<Peer> {
+    let uri = workspace.uri(transport, "qemu-lun", "disk")?;
     let process = storage_daemon(&uri, &[device_node("disk0", device)], "disk0")?;
-    Ok(Peer { name: QEMU_ON_LUN, uri, processes: vec![process] })
+    let name = match transport {
+        Transport::Unix => QEMU_ON_LUN,
+        Transport::Tcp => QEMU_ON_LUN_TCP,
+    };
+    Ok(Peer { name, uri, processes: vec![process] })
 }
 
 /// `qemu-storage-daemon` on a new qcow2 image of the workspace's size on a block device, as on a logical volume of a shared LUN.

@@ -13,6 +13,7 @@ use crate::driver::{Load, fill};
 use crate::error::{Failure, Outcome};
 use crate::lun::SharedVolume;
 use crate::row::Metric;
+use crate::server::{self, Transport};
 
 /// Targets for requests per second, as fractions of the LUN's own.
 const SEQUENTIAL_WRITE: f64 = 0.95;
@@ -48,10 +49,11 @@ impl Suite<'_> {
         let raw = alone.paths().remove(0);
         fill(&Target::Path(raw.clone()))?;
         let volume = SharedVolume::start(self.weir, self.workspace, shared.paths(), size)?;
+        let relayed = server::qemu_on_lun(self.workspace, &raw, Transport::Tcp)?;
         alone.turn(true);
         shared.turn(true);
         for load in loads {
-            let cell = self.routes(&format!("routes {}", load.name()), &volume, &raw, load)?;
+            let cell = self.routes(&format!("routes {}", load.name()), &volume, &raw, &relayed, load)?;
             let target = if load.access == Access::Write { SEQUENTIAL_WRITE } else { OTHERS };
             self.beside_raw(&cell, Metric::Iops, |_| Some(target));
             self.finish(cell, Metric::Iops);

@@ -13,7 +13,7 @@ use crate::error::Outcome;
 use crate::layers::LayerTimes;
 use crate::lun::{RamLun, SharedVolume, Way};
 use crate::row::{Cell, Metric};
-use crate::server::{self, Server};
+use crate::server::{self, Server, Transport};
 
 /// The LUN without a volume, under the same generator in the same loop. The difference is what the volume takes: it has the targets.
 const RAW: &str = "LUN as a backing";
@@ -45,17 +45,20 @@ impl Suite<'_> {
         let lun = RamLun::empty(self.workspace, SharedVolume::lun_size(size), 2)?;
         let volume = SharedVolume::start(self.weir, self.workspace, lun.paths(), size)?;
         let raw = RamLun::filled(self.workspace, size)?;
+        let relayed = server::qemu_on_lun(self.workspace, raw.path(), Transport::Tcp)?;
         for load in layer {
-            let cell = self.routes(&format!("volume backing {}", load.name()), &volume, raw.path(), load)?;
+            let name = format!("volume backing {}", load.name());
+            let cell = self.routes(&name, &volume, raw.path(), &relayed, load)?;
             self.beside_raw(&cell, metric(&load), |way| (load.depth > 1).then(|| target(way)));
             self.finish(cell, metric(&load));
         }
+        drop(relayed);
         if nbd.is_empty() {
             return Ok(());
         }
         let image = RamLun::empty(self.workspace, size + TABLES, 1)?;
         let peers = [
-            server::qemu_on_lun(self.workspace, raw.path())?,
+            server::qemu_on_lun(self.workspace, raw.path(), Transport::Unix)?,
             server::qemu_qcow2_on_lun(self.workspace, image.path())?,
         ];
         fill(&Target::Nbd(peers[1].uri().clone()))?;
@@ -75,8 +78,15 @@ impl Suite<'_> {
         loads.into_iter().map(|(access, depth)| self.load(access, depth)).collect()
     }
 
-    /// The generator on the LUN alone, and in the owner of a disk by each route.
-    pub(super) fn routes(&self, cell: &str, volume: &SharedVolume, raw: &Path, load: Load) -> Outcome<Cell> {
+    /// The generator on the LUN alone, in the owner of a disk by each route, and as a client of another program that redirects: `relayed`.
+    pub(super) fn routes(
+        &self,
+        cell: &str,
+        volume: &SharedVolume,
+        raw: &Path,
+        relayed: &server::Peer,
+        load: Load,
+    ) -> Outcome<Cell> {
         let subject =
             |name: &str, measure| Subject { name: name.into(), driver: OWN, pids: Vec::new(), measure };
         let mut subjects = vec![
@@ -89,6 +99,7 @@ impl Suite<'_> {
             pids: volume.pids(),
             measure: Box::new(move || Ok(volume.drive(way, &load)?.into())),
         }));
+        subjects.push(served(relayed, Driver::Weir, load));
         self.rounds(cell, &subjects)
     }
 
@@ -136,6 +147,16 @@ impl Suite<'_> {
                 let compared = ours.and_then(|ours| Comparison::of(&cell.name, metric, ours, raw));
                 self.compare(&cell.name, compared, target(way).filter(|_| has_target));
             }
+        }
+        let Some(relayed) = cell.under(server::QEMU_ON_LUN_TCP, Driver::Weir.name()) else { return };
+        for way in [Way::FileThere, Way::BlockThere] {
+            let ours = cell.under(way.name(), OWN);
+            let compared = ours.and_then(|ours| Comparison::of(&cell.name, metric, ours, relayed));
+            self.compare(&cell.name, compared, None);
+        }
+        if let Some(raw) = cell.under(RAW, OWN) {
+            let compared = Comparison::of(&cell.name, metric, relayed, raw);
+            self.compare(&cell.name, compared, None);
         }
     }
 
