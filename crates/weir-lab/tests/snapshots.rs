@@ -290,15 +290,17 @@ fn a_disk_under_load_stays_what_it_is_while_snapshots_come_and_go() {
     let seed = seed();
     let pool = LunBench::up(3, "xfs", "write-back+1", |_| {});
     let load = pool.bench.load(new_history(seed), seed);
-    let (progress, mut stalls) = (load.progress(), Vec::new());
+    let (progress, mut stalls, mut made_in) = (load.progress(), Vec::new(), Vec::new());
     let (mut load, ()) = during(load, Duration::from_secs(1), || {
         let client = pool.bench.lab.any_client().unwrap();
         for round in 0..soak().unwrap_or(6) {
             let name = format!("s{round}");
             progress.take_longest_stall();
+            let began = Nanos::now();
             client
                 .create_snapshot(DISK, &name, &[])
                 .unwrap_or_else(|error| panic!("{error:?}{}", pool.bench.logs()));
+            made_in.push(Nanos::now() - began);
             thread::sleep(Duration::from_millis(300));
             stalls.push(progress.take_longest_stall());
             // Two stay at a time.
@@ -307,15 +309,18 @@ fn a_disk_under_load_stays_what_it_is_while_snapshots_come_and_go() {
             }
         }
     });
-    stalls.sort();
-    let of_hundred = |percent: usize| stalls[(stalls.len() * percent).div_ceil(100) - 1];
-    eprintln!(
-        "longest stall beside each of {} snapshots: p50 {:?}, p99 {:?}, longest {:?}",
-        stalls.len(),
-        of_hundred(50),
-        of_hundred(99),
-        of_hundred(100)
-    );
+    // What a copy shares is its extents, one by one.
+    let usage = pool.bench.lab.any_client().unwrap().volume_usage("pool").unwrap();
+    let extents = usage.items.iter().find(|item| item.name == DISK).and_then(|item| item.extents);
+    for (what, mut times) in [("longest stall beside each", stalls), ("time to make each", made_in)] {
+        times.sort();
+        let of_hundred = |percent: usize| times[(times.len() * percent).div_ceil(100) - 1];
+        let (half, most, all) = (of_hundred(50), of_hundred(99), of_hundred(100));
+        let count = times.len();
+        eprintln!(
+            "{what} of {count} snapshots: p50 {half:?}, p99 {most:?}, longest {all:?} (at the end {extents:?} extents)"
+        );
+    }
     pool.bench.judge(&mut load, seed);
 }
 
