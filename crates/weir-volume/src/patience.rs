@@ -130,6 +130,11 @@ impl Patience {
         self.is_silent
     }
 
+    /// Since when it owes answers and has given none.
+    pub fn silent_since(&self) -> Option<Nanos> {
+        self.silent_since
+    }
+
     /// When it has to be looked at.
     pub fn deadline(&self) -> Nanos {
         let told = if self.is_silent { self.limit } else { SILENT.min(self.limit) };

@@ -2,9 +2,10 @@
 //! within a time limit however the server behaves.
 
 use std::io::{self, Read, Write};
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::time::Duration;
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
@@ -111,8 +112,8 @@ impl Write for Timed {
 pub enum Place {
     /// At this address.
     Tcp(SocketAddr),
-    /// At this path, without links.
-    Unix(PathBuf),
+    /// The socket's filesystem and number there: it may have several names.
+    Unix(u64, u64),
 }
 
 /// Where an address leads to, as this host resolves it now. Blocks.
@@ -124,14 +125,21 @@ pub fn places(address: &Address) -> io::Result<Vec<Place>> {
         Address::Tcp { host, port } => {
             (host.as_str(), *port).to_socket_addrs()?.map(|address| Place::Tcp(canonical(address))).collect()
         }
-        // A socket may be reached by several names, through links to it or to its directory.
-        Address::Unix(path) => vec![Place::Unix(path.canonicalize()?)],
+        Address::Unix(path) => {
+            let found = path.metadata()?;
+            vec![Place::Unix(found.dev(), found.ino())]
+        }
     })
 }
 
-/// An address of IPv4 that is written as one of IPv6 is the same.
+/// An address of IPv4 that is written as one of IPv6 is the same. A client of the unspecified address reaches the loopback.
 fn canonical(address: SocketAddr) -> SocketAddr {
-    SocketAddr::new(address.ip().to_canonical(), address.port())
+    let ip = match address.ip().to_canonical() {
+        IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
+        IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
+        ip => ip,
+    };
+    SocketAddr::new(ip, address.port())
 }
 
 fn connect_tcp(host: &str, port: u16, until: Nanos) -> io::Result<OwnedFd> {
@@ -214,6 +222,9 @@ mod tests {
         assert!(same(&tcp("localhost", 10809), &tcp("127.0.0.1", 10809)));
         assert!(same(&tcp("127.1", 10809), &tcp("127.0.0.1", 10809)));
         assert!(same(&tcp("::ffff:127.0.0.1", 10809), &tcp("127.0.0.1", 10809)));
+        assert!(same(&tcp("0.0.0.0", 10809), &tcp("127.0.0.1", 10809)));
+        assert!(same(&tcp("0", 10809), &tcp("127.0.0.1", 10809)));
+        assert!(same(&tcp("::", 10809), &tcp("::1", 10809)));
         assert!(!same(&tcp("127.0.0.2", 10809), &tcp("127.0.0.1", 10809)));
         assert!(!same(&tcp("localhost", 10810), &tcp("127.0.0.1", 10809)));
 
@@ -221,6 +232,9 @@ mod tests {
         let (socket, link) = (directory.path().join("socket"), directory.path().join("link"));
         std::fs::write(&socket, "").unwrap();
         symlink(&socket, &link).unwrap();
+        let hard = directory.path().join("hard");
+        std::fs::hard_link(&socket, &hard).unwrap();
+        assert!(same(&Address::Unix(socket.clone()), &Address::Unix(hard)));
         assert!(same(&Address::Unix(socket.clone()), &Address::Unix(link)));
         assert!(!same(&Address::Unix(socket.clone()), &tcp("localhost", 10809)));
         places(&Address::Unix(directory.path().join("other"))).unwrap_err();

@@ -171,6 +171,10 @@ pub(super) fn list(stream: &mut (impl Read + Write)) -> Result<Option<Vec<String
                 names.push(name);
             }
             option_reply::ACK => break,
+            // It would refuse each of its exports as well.
+            option_reply::ERR_TLS_REQD => {
+                return Err(NegotiationError::Refused { reply: reply.kind, reason: reply.reason() });
+            }
             _ if reply.is_error() => {
                 let _ = send_option(stream, option::ABORT, &[]);
                 return Ok(None);

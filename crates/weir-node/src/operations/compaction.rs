@@ -15,7 +15,7 @@ use weir_volume::{DirVolume, DiskFiles, VolumeError, snapshot};
 
 use super::imports::check_imported;
 use super::measured::NOTHING;
-use super::snapshots::{check_reflinks, is_file, no_snapshot};
+use super::snapshots::{SNAPSHOT_IT, check_reflinks, is_file, no_snapshot};
 use super::{Answer, Operations, is_busy};
 use crate::api::{
     ApiError, ApiErrorKind, COMPACTION_FAILED, COMPACTION_INTERRUPTED, CompactDisk, CompactionView,
@@ -42,7 +42,7 @@ impl Operations {
     /// As [`Operations::snapshots`]; there is no such snapshot.
     pub async fn layout(&self, disk: &str, wanted: LookAtLayout) -> Answer<LayoutView> {
         let record = self.record(disk).await?;
-        is_file(&record, "compact it")?;
+        is_file(&record, SNAPSHOT_IT)?;
         if let Some(sharing) = &wanted.before {
             self.check_sharing(&record, sharing).await?;
         }

@@ -94,7 +94,7 @@ impl Operations {
         Ok(())
     }
 
-    /// Asks the server of a volume for its exports.
+    /// Asks the server of a volume for its exports; those that are disks come first.
     ///
     /// # Errors
     /// As [`Operations::volumes`]; the volume is no server, or the server cannot be reached.
@@ -120,7 +120,9 @@ impl Operations {
         let exports = listed.map(|names| {
             let disk_of = |name: &str| adopted.get(name).map(|disk| (*disk).to_owned());
             let export = |name: String| ServerExport { disk: disk_of(&name), name };
-            names.into_iter().map(export).collect()
+            let mut exports: Vec<ServerExport> = names.into_iter().map(export).collect();
+            exports.sort_by_cached_key(|export| (export.disk.is_none(), export.name.clone()));
+            exports
         });
         Ok(ServerExports { volume: volume.to_owned(), exports })
     }
@@ -139,6 +141,11 @@ impl Operations {
             return Err(ApiError::new(ApiErrorKind::Invalid, message).hint("give --size, and no --export"));
         }
         let export = export.unwrap_or_else(|| name.clone());
+        if export.chars().any(char::is_control) {
+            let message =
+                format!("the export `{}` has control characters in its name", export.escape_debug());
+            return Err(invalid(message).hint("rename it at the server"));
+        }
         let server = server_of(&at).map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
         self.check_server_is_new(&self.volume_records().await?, &at, &server).await?;
         let of = export.clone();
@@ -213,7 +220,7 @@ fn check_server(wanted: &CreateVolume) -> Answer<Uri> {
 fn listed(exports: Option<&[String]>) -> String {
     match exports {
         Some(exports) => format!("these exports: {}", nbd::named(exports)),
-        None => "no exports to anybody".to_owned(),
+        None => "no exports".to_owned(),
     }
 }
 

@@ -88,7 +88,11 @@ impl NbdBacking {
     /// the reason has the server's own words and numbers, which may be others each time.
     fn tell_unfit(&mut self) {
         if !std::mem::replace(&mut self.is_unfit, true) {
-            let text = format!("{}. Requests wait until that is mended", self.why);
+            let wait = seconds(self.server_wait);
+            let text = format!(
+                "{}. Requests wait until that is corrected, for at most {wait} (nbd.server_wait)",
+                self.why
+            );
             self.news.push_back(("server-unfit", text));
         }
     }
@@ -97,7 +101,7 @@ impl NbdBacking {
     fn tell_silent(&mut self, now: Nanos) {
         match (self.patience.is_silent() && self.link.is_up(), self.silent_since) {
             (true, None) if now >= self.silent_again_at => {
-                self.silent_since = Some(now);
+                self.silent_since = Some(self.patience.silent_since().unwrap_or(now));
                 self.silent_again_at = now + SILENT_AGAIN;
                 let text = format!(
                     "{}: it answers nothing. Requests wait for it, for at most {} (nbd.server_wait)",
@@ -279,6 +283,9 @@ impl NbdBacking {
     /// What keeps the disk from serving as it should, in words.
     pub(super) fn trouble_at(&self, now: Nanos) -> Option<String> {
         let effect = if self.fails { "fail" } else { "wait" };
+        if !self.link.is_up() && self.is_unfit {
+            return Some(format!("{}. Requests {effect} until that is corrected", self.why));
+        }
         if !self.link.is_up() && self.away_since.is_some() {
             return Some(format!("{} is away: {}. Requests {effect} until it is back", self.name, self.why));
         }

@@ -16,12 +16,20 @@ const SIZE_UNIT: u64 = 4096;
 /// The largest number of names that a message has.
 const NAMED: usize = 8;
 
+/// An export's name for people. A server's may hold anything.
+#[must_use]
+pub fn quoted(name: &str) -> String {
+    match name {
+        "" => "the default export (--export '')".to_owned(),
+        name => format!("`{}`", name.escape_debug()),
+    }
+}
+
 /// The names of exports, in words.
 #[must_use]
 pub fn named(exports: &[String]) -> String {
     let more = exports.len().saturating_sub(NAMED);
-    let names: Vec<String> =
-        exports.iter().take(NAMED).map(|name| format!("`{}`", name.escape_debug())).collect();
+    let names: Vec<String> = exports.iter().take(NAMED).map(|name| quoted(name)).collect();
     match (exports.len(), more) {
         (0, _) => "none".to_owned(),
         (_, 0) => names.join(", "),
@@ -58,7 +66,10 @@ pub fn describe(server: &Uri, export: &str, wanted: Option<u32>) -> Result<(u64,
         NbdTrouble::Unfit { server, export, reason }
     };
     check(found, found.size, block).map_err(unfit)?;
-    if found.size == 0 || !found.size.is_multiple_of(SIZE_UNIT) {
+    if found.size == 0 {
+        return Err(unfit("is empty: give it a size there".to_owned()));
+    }
+    if !found.size.is_multiple_of(SIZE_UNIT) {
         return Err(unfit(format!(
             "has {} bytes, and a disk's size is a multiple of {SIZE_UNIT}: change its size there",
             found.size

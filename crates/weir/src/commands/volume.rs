@@ -211,7 +211,7 @@ fn usage(volume: &VolumeUsage) -> String {
 fn listed(shown: &Shown) -> String {
     match (&shown.exports, &shown.exports_unknown) {
         (_, Some(reason)) => format!("not known: {reason}"),
-        (None, None) => "none to anybody".to_owned(),
+        (None, None) => "the server lists none".to_owned(),
         (Some(exports), None) => named(exports.iter().map(|export| match &export.disk {
             Some(disk) => format!("`{}` (disk {disk})", export.name.escape_debug()),
             None => format!("`{}`", export.name.escape_debug()),
