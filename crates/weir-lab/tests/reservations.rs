@@ -69,7 +69,7 @@ fn a_fenced_node_writes_nothing_more() {
     eprintln!("the guest has its LUN after {:?}", Nanos::now() - began);
     let tests =
         "WEIR_PROGRAM=/weir/weir RUST_BACKTRACE=0 /weir/test --ignored --nocapture --test-threads 1 2>&1";
-    match guest.run(tests, Duration::from_secs(120)) {
+    match guest.run(tests, Duration::from_secs(300)) {
         Ok(said) => {
             eprintln!("{said}after {:?}", Nanos::now() - began);
             assert!(said.contains("2 passed; 0 failed"), "not all tests have run in the guest");

@@ -61,6 +61,7 @@ const CELLS: [(&str, Rows); 16] = [
             ("file-redirected, local", OWN),
             ("file-redirected, tcp", OWN),
             ("block-redirected, tcp", OWN),
+            ("qemu-s-d, raw LUN, tcp", &["weir"]),
         ],
     ),
     (
@@ -73,6 +74,7 @@ const CELLS: [(&str, Rows); 16] = [
             ("file-redirected, local", OWN),
             ("file-redirected, tcp", OWN),
             ("block-redirected, tcp", OWN),
+            ("qemu-s-d, raw LUN, tcp", &["weir"]),
         ],
     ),
     (
