@@ -160,14 +160,16 @@ impl Job {
         }
     }
 
-    /// Whether two jobs may not be under way at once.
+    /// Whether one does not begin before the other has ended.
     fn excludes(self, other: Job) -> bool {
-        let reads = |job| matches!(job, Job::Request { request, .. } if !request.kind.changes());
-        let goes_beside = |one, other| matches!(one, Job::Change { .. }) && reads(other);
-        (self.changes() || other.changes())
-            && overlap(self.range(), other.range())
-            && !goes_beside(self, other)
-            && !goes_beside(other, self)
+        (self.changes() || other.changes()) && overlap(self.range(), other.range())
+    }
+
+    /// Whether it begins although the other one, which it overlaps, is under way. Not the other way round: a change waits for reads that have
+    /// begun, because the filesystem would, holding up everything else, and nobody could give the change up any more.
+    fn begins_beside(self, other: Job) -> bool {
+        let reads = matches!(self, Job::Request { request, .. } if !request.kind.changes());
+        reads && matches!(other, Job::Change { .. })
     }
 
     /// Everything that it reads or may move.
@@ -409,7 +411,8 @@ impl Coordinator {
             let Some(what) = self.waiting.pop_front() else { break };
             self.ask(what, &passed, effects);
             let beside = self.planted.has(Bug::ChangeBesideChange);
-            let busy = self.active.iter().any(|active| what.excludes(active.what)) && !beside;
+            let bars = |other: Job| what.excludes(other) && !what.begins_beside(other);
+            let busy = self.active.iter().any(|active| bars(active.what)) && !beside;
             let awaits_owner = self.awaits_owner(what);
             if busy || passed.iter().any(|other| what.excludes(*other)) || !self.may_start(what) {
                 // The owner's answer may be behind requests that would wait for the change.
@@ -529,5 +532,23 @@ mod tests {
             .iter()
             .any(|effect| matches!(effect, Effect::Answer { id: 7, grants, .. } if grants.is_empty()));
         assert!(answered, "{effects:?}");
+    }
+
+    /// Otherwise it could not be given up while a read hangs.
+    #[test]
+    fn a_change_waits_for_reads_that_have_begun_and_later_ones_for_it() {
+        let mut coordinator = Coordinator::new(true, 10, Planted::default());
+        begun(&mut coordinator, Event::OwnerFound);
+        let read = |id| {
+            let request = Request { id, kind: Kind::Read, range: (0, 10) };
+            Event::Redirected { request, gives_up: (0, 0) }
+        };
+        assert_eq!(begun(&mut coordinator, read(1)).0.len(), 1);
+        let (_, recalls) = begun(&mut coordinator, Event::Wanted { change: 1, range: (0, 100) });
+        assert_eq!(begun(&mut coordinator, Event::RecallDone(recalls[0])).0, []);
+        assert_eq!(begun(&mut coordinator, read(2)).0, []);
+        let (jobs, _) =
+            begun(&mut coordinator, Event::Executed { job: 1, result: Ok(()), layout: Vec::new() });
+        assert!(matches!(jobs[..], [Job::Change { .. }, Job::Request { .. }]), "{jobs:?}");
     }
 }
