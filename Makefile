@@ -35,8 +35,8 @@ cluster-demo: setup release ## three hosts, an etcd of three members with TLS, o
 	scripts/cluster-demo
 
 # The lints run beside the tests, most of which wait for something.
-test: setup fmt ## all checks that a change must pass: formatting, lints, documentation, fuzz targets, tests
-	WEIR_PROGRAM=$(TARGET)/debug/weir LINTS="clippy doc fuzz-check" scripts/run-tests
+test: LINTS = clippy doc fuzz-check
+test: setup fmt unit ## all checks that a change must pass: formatting, lints, documentation, fuzz targets, tests
 
 fmt: ## formatting
 	$(CARGO) fmt --all --check
@@ -54,7 +54,7 @@ fuzz-check: ## the fuzz targets compile (stable Rust, no C++ compiler)
 
 # The tests of the lab run the `weir` that this build made; each of them alone would build it again with other features.
 unit: ## unit, property and end-to-end tests, some hundred simulated seeds among them
-	WEIR_PROGRAM=$(TARGET)/debug/weir scripts/run-tests
+	WEIR_PROGRAM=$(TARGET)/debug/weir LINTS="$(LINTS)" scripts/run-tests
 
 sim-soak: ## SEEDS=100000 simulated clusters, and as many shared volumes: their protocol, and their shells; from seed FROM=0
 	$(CARGO) run --profile sim -p weir-sim -- many --seeds $(SEEDS) --from $(FROM)

@@ -30,8 +30,8 @@ pub enum Code {
     NoMemory,
     /// The storage failed.
     Io,
-    /// What destage has written and not flushed may be lost, with the connection to the storage: it is to be written again from the log. The
-    /// answer to destage's flush.
+    /// The answer to a destage flush after the connection to the storage broke: unflushed destage writes may be lost, and destage repeats
+    /// them from the log.
     Lost,
     /// This node is no longer the owner.
     NotOwner,

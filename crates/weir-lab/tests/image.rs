@@ -400,7 +400,7 @@ fn what_does_not_fit_is_refused_before_it_begins() {
     ok(lab, &import("first"));
     let began = Nanos::now();
     let clone = || fails(lab, &["disk", "clone", "first", "second", "--copy", "--policy", "write-through"]);
-    // What the owner has not looked at yet of a disk that it has just opened counts as data: a gibibyte at a time.
+    // The owner scans a disk that it has just opened, 1 GiB at a time; until then, unscanned ranges count as data.
     let looked_at = || Some(clone()).filter(|refused| refused.contains(": 320 MiB are needed"));
     for refused in [
         fails(lab, &import("second")),

@@ -309,7 +309,7 @@ fn a_disk_under_load_stays_what_it_is_while_snapshots_come_and_go() {
             }
         }
     });
-    // What a copy shares is its extents, one by one.
+    // The filesystem shares extents one by one.
     let usage = pool.bench.lab.any_client().unwrap().volume_usage("pool").unwrap();
     let extents = usage.items.iter().find(|item| item.name == DISK).and_then(|item| item.extents);
     for (what, mut times) in [("longest stall beside each", stalls), ("time to make each", made_in)] {

@@ -30,7 +30,7 @@ pub struct Script {
     pub hold_flushes: bool,
     pub hold_extents: bool,
     pub fails: bool,
-    /// What was written is lost: a flush says so.
+    /// Flushes fail with [`Code::Lost`].
     pub loses: bool,
     pub writes: usize,
     pub flushes: usize,

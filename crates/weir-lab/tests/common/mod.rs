@@ -145,7 +145,7 @@ impl Bench {
         self.create_as(disk, policy, SIZE, logical_block);
     }
 
-    /// Makes a disk of `size` bytes on a LUN, and opens it. Returns its address.
+    /// Makes a disk of `size` bytes with blocks of 4096, and opens it. Returns its address.
     pub fn create_sized(&self, disk: &str, policy: &str, size: u64) -> Uri {
         self.create_as(disk, policy, size, 4096)
     }

@@ -129,16 +129,7 @@ fn a_file_of_somebody_in_the_way_of_a_disks_is_reported_and_kept() {
     open(&bench, "n1", false);
     let (client, there) = (bench.lab.any_client().unwrap(), path(&bench, "n1", "d2"));
     std::fs::write(&there, "somebody's").unwrap();
-    let wanted = CreateDisk {
-        name: "d2".into(),
-        volume: "pool".into(),
-        size: 1 << 20,
-        logical_block: 512,
-        policy: "write-through".into(),
-        medium: Medium::Ram,
-        limit: None,
-    };
-    client.create_disk(&wanted).unwrap();
+    bench.create_sized("d2", "write-through", 1 << 20);
     let told = |kind: &str| {
         let events = client.events().unwrap();
         events.iter().filter(|event| event.kind == kind && event.subject == "d2").count()

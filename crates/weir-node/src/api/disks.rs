@@ -382,7 +382,7 @@ pub struct Deleted {
     /// What is lost apart from the file, and the reason: acknowledged writes of a disk that its owner cannot open. Empty (null in JSON) otherwise.
     #[serde(default, with = "crate::null_if_empty")]
     pub lost: String,
-    /// Who is connected, and loses the disk. Empty (null in JSON) if nobody is, or where that is not known.
+    /// The clients that the deletion disconnects. Empty (null in JSON) if there are none, or if that is unknown.
     #[serde(default, with = "crate::null_if_empty")]
     pub connected: String,
     /// False for a dry run.

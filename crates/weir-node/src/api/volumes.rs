@@ -226,7 +226,7 @@ pub struct DeletedVolume {
     pub done: bool,
 }
 
-/// What a volume that is an NBD server exports now.
+/// The current exports of a volume's NBD server.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.server-exports/1")]
 pub struct ServerExports {

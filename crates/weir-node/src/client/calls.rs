@@ -49,10 +49,10 @@ impl Client {
         self.call(Method::GET, &format!("/v1/volumes/{name}/usage"), Vec::new(), self.patience + USAGE)
     }
 
-    /// What a volume that is an NBD server exports now.
+    /// The current exports of a volume's NBD server.
     ///
     /// # Errors
-    /// As [`Client::status`]; it is none, or does not answer.
+    /// As [`Client::status`]; the volume is no server, or the server does not answer.
     pub fn server_exports(&self, name: &str) -> Result<ServerExports, ApiError> {
         check(name)?;
         self.get(&format!("/v1/volumes/{name}/exports"))

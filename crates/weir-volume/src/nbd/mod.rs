@@ -39,7 +39,7 @@ use link::Link;
 pub use opened::NbdOptions;
 pub(crate) use opened::OpenedNbd;
 use requests::{Limits, Pending, Whose, Work};
-pub use server::{describe, named, quoted, survey};
+pub use server::{describe, named, survey};
 
 /// Bytes of acknowledged writes that are kept until they are flushed, with those that are under way. From half of it on they are flushed
 /// without being asked to.

@@ -17,8 +17,7 @@ const SIZE_UNIT: u64 = 4096;
 const NAMED: usize = 8;
 
 /// An export's name for people. A server's may hold anything.
-#[must_use]
-pub fn quoted(name: &str) -> String {
+fn quoted(name: &str) -> String {
     match name {
         "" => "the default export (--export '')".to_owned(),
         name => format!("`{}`", name.escape_debug()),

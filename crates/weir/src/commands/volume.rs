@@ -213,8 +213,8 @@ fn listed(shown: &Shown) -> String {
         (_, Some(reason)) => format!("not known: {reason}"),
         (None, None) => "the server lists none".to_owned(),
         (Some(exports), None) => named(exports.iter().map(|export| match &export.disk {
-            Some(disk) => format!("`{}` (disk {disk})", export.name.escape_debug()),
-            None => format!("`{}`", export.name.escape_debug()),
+            Some(disk) => format!("{} (disk {disk})", quoted(&export.name)),
+            None => quoted(&export.name),
         })),
     }
 }
@@ -233,7 +233,7 @@ fn rows(volume: &VolumeView) -> Vec<(&'static str, String)> {
         ("disks", format!("{}{}", volume.disks, if is_server { "" } else { &du })),
     ];
     if let Some(exports) = &volume.exports {
-        rows.push(("exports listed", named(exports.iter().map(|name| format!("`{}`", name.escape_debug())))));
+        rows.push(("exports listed", named(exports.iter().map(|name| quoted(name)))));
     }
     if !volume.full_for.is_empty() {
         rows.push(("full", full(volume)));
@@ -248,6 +248,11 @@ fn rows(volume: &VolumeView) -> Vec<(&'static str, String)> {
         rows.extend(of_lun(lun));
     }
     rows
+}
+
+/// A server's name for an export may hold anything, also what a terminal obeys.
+fn quoted(name: &str) -> String {
+    format!("`{}`", name.escape_debug())
 }
 
 fn named(exports: impl ExactSizeIterator<Item = String>) -> String {
