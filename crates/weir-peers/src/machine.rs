@@ -45,13 +45,15 @@ pub struct Machine {
     pub kernel: String,
     /// `release`, or `debug`: figures of a debug build say nothing about speed.
     pub build: &'static str,
+    /// Idle processors do not halt.
+    pub awake: bool,
     /// The load average of the last minute before the first measurement: other activity.
     pub load_average: f64,
 }
 
 impl Machine {
-    /// The machine that runs this process.
-    pub fn here() -> Machine {
+    /// The machine that runs this process; `awake`: its idle processors are held awake.
+    pub fn here(awake: bool) -> Machine {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let cpuinfo = read("/proc/cpuinfo");
         let name = cpuinfo.lines().find(|line| line.starts_with("model name"));
@@ -60,6 +62,7 @@ impl Machine {
             processor: name.into(),
             processors: std::thread::available_parallelism().map_or(1, usize::from),
             kernel: read("/proc/sys/kernel/osrelease").trim().into(),
+            awake,
             build: if cfg!(debug_assertions) { "debug" } else { "release" },
             load_average: read("/proc/loadavg")
                 .split(' ')
@@ -72,10 +75,11 @@ impl Machine {
 
 impl std::fmt::Display for Machine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Machine { processor, processors, kernel, build, load_average } = self;
+        let Machine { processor, processors, kernel, awake, build, load_average } = self;
+        let idle = if *awake { "held awake" } else { "which halt when idle" };
         write!(
             f,
-            "{processors} processors ({processor}), Linux {kernel}, {build} build, load average {load_average}"
+            "{processors} processors ({processor}), {idle}; Linux {kernel}, {build} build, load average {load_average}"
         )
     }
 }
@@ -97,7 +101,7 @@ mod tests {
 
     #[test]
     fn the_machine_is_described() {
-        let machine = Machine::here();
+        let machine = Machine::here(false);
         assert!(machine.processors > 0 && !machine.kernel.is_empty(), "{machine}");
     }
 }

@@ -5,6 +5,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 mod alone;
+mod awake;
 mod bound;
 mod channels;
 mod comparison;
@@ -31,6 +32,7 @@ use std::time::Duration;
 
 use clap::{Parser, Subcommand, ValueEnum};
 
+use awake::Awake;
 use error::{Failure, Outcome};
 use machine::Machine;
 use server::{Transport, Workspace};
@@ -52,6 +54,9 @@ struct Arguments {
     /// Only cells whose name begins with this text; the sections are generator, nbd unix, nbd tcp, write-back+1, tls, media, volume, routes, neighbour, profile.
     #[arg(long, default_value = "")]
     only: String,
+    /// Let idle processors halt while measuring. By default they are held awake, as with tuned's latency-performance.
+    #[arg(long)]
+    halt: bool,
     /// The `weir` program.
     #[arg(long, default_value = "target/release/weir")]
     weir: PathBuf,
@@ -136,7 +141,8 @@ fn measure(arguments: &Arguments) -> Outcome<()> {
     let storage = storage.map_err(Failure::of(format!("cannot work in {}", arguments.storage.display())))?;
     let size = if arguments.short { SHORT_SIZE } else { SIZE };
     let workspace = prepare(directory.path(), storage.path(), size)?;
-    let machine = Machine::here();
+    let awake = if arguments.halt { None } else { hold_awake() };
+    let machine = Machine::here(awake.is_some());
     let results = Suite::run(&settings, &workspace, &weir);
     write(&arguments.out, &report::json(&machine, &settings, &results))?;
     print(&machine, &results, &arguments.out);
@@ -144,6 +150,14 @@ fn measure(arguments: &Arguments) -> Outcome<()> {
         0 => Ok(()),
         some => Err(Failure(format!("{some} failed, see above"))),
     }
+}
+
+/// The machine's description says which.
+fn hold_awake() -> Option<Awake> {
+    let awake = Awake::ask();
+    awake
+        .inspect_err(|error| eprintln!("weir-peers: idle processors halt: /dev/cpu_dma_latency: {error}"))
+        .ok()
 }
 
 fn settings(arguments: &Arguments) -> Outcome<Settings> {

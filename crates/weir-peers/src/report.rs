@@ -121,7 +121,7 @@ mod tests {
             media_size: 0,
             file_size: 0,
         };
-        let json = json(&Machine::here(), &settings, &results(0.5));
+        let json = json(&Machine::here(false), &settings, &results(0.5));
         assert_eq!(json["schema"], SCHEMA);
         assert_eq!(json["runtime_seconds"], 1.5);
         let expected = serde_json::json!({"cell": "nbd", "subject": "weir", "driver": "weir", "best_driver": false,
