@@ -21,7 +21,10 @@ use weir_block::Nanos;
 use weir_lab::{Lab, LabConfig};
 use weir_load::verify::Atomicity;
 use weir_load::verifying::{Settings, VerifyingLoad};
+use weir_nbd::Uri;
+use weir_nbd::client::NbdClient;
 use weir_node::api::{AdoptExport, CreateVolume, Export, Medium};
+use weir_node::config::FilesElsewhere;
 
 /// The longest time for which a change of a broken connection may land.
 const GRACE: Duration = Duration::from_secs(2);
@@ -163,8 +166,9 @@ fn image(path: &Path) {
     File::create(path).unwrap().set_len(SIZE).unwrap();
 }
 
-fn lab(directory: &tempfile::TempDir) -> Lab {
+fn lab(directory: &tempfile::TempDir, has_files: bool) -> Lab {
     let mut config = LabConfig::new(directory.path().join("lab"), program());
+    (config.fuse, config.fuse_elsewhere) = (has_files, FilesElsewhere::Read);
     (config.nodes, config.lease_ttl) = (3, Duration::from_secs(1));
     (config.fence_grace, config.nbd_fence_grace) = (Duration::from_secs(3), GRACE);
     Lab::up(&config).unwrap()
@@ -172,7 +176,11 @@ fn lab(directory: &tempfile::TempDir) -> Lab {
 
 /// A lab with one disk, which is the export `d1` of a server.
 fn up(directory: tempfile::TempDir, server: &str, policy: &str) -> Bench {
-    let lab = lab(&directory);
+    let lab = lab(&directory, false);
+    adopt(lab, directory, server, policy)
+}
+
+fn adopt(lab: Lab, directory: tempfile::TempDir, server: &str, policy: &str) -> Bench {
     let client = lab.client("n1").unwrap();
     let wanted = CreateVolume {
         kind: "nbd".into(),
@@ -295,6 +303,83 @@ fn weir(directory: &Path, arguments: &[&str]) -> (bool, String) {
     (output.status.success(), String::from_utf8(text).unwrap())
 }
 
+/// The export stays: what its disk has acknowledged belongs there, as far as the server takes it.
+#[test]
+fn a_deletion_by_force_destages_what_the_server_takes() {
+    let _turn = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let images = directory.path().join("images");
+    std::fs::create_dir(&images).unwrap();
+    let path = images.join(DISK);
+    image(&path);
+    let mut server = Server::nbdkit(directory.path(), images);
+    let bench = up(directory, &server.uri(), "write-back+1");
+    let lab = bench.lab.dir().to_owned();
+    let delete = |more: &[&str]| weir(&lab, &[&["disk", "delete", DISK, "--yes"], more].concat());
+    let connect = || {
+        let owner = bench.owner();
+        NbdClient::connect(&Uri::unix(&bench.lab.node(&owner).unwrap().nbd_unix, DISK)).unwrap()
+    };
+    let mut nbd = connect();
+    nbd.write(0, &[1; 1 << 20], false).unwrap();
+    let (ok, text) = delete(&[]);
+    assert!(!ok && text.contains("connected"), "{text}");
+    let (ok, text) = delete(&["--force"]);
+    assert!(ok && text.contains("stays as it is") && !text.contains("lost"), "{text}");
+    assert_eq!(std::fs::read(&path).unwrap()[..1 << 20], [1; 1 << 20]);
+
+    let (ok, text) = weir(&lab, &["disk", "create", DISK, "--volume", "remote", "--policy", "write-back+1"]);
+    assert!(ok, "{text}");
+    bench.lab.any_client().unwrap().export(DISK, &Export::default()).unwrap();
+    bench.wait_effective();
+    let mut nbd = connect();
+    server.kill();
+    nbd.write(0, &[2; 1 << 20], false).unwrap();
+    let would = || delete(&["--force", "--dry-run"]).1;
+    let found = || Some(would()).filter(|text| text.contains("this would lose 1 MiB"));
+    let lost = await_some(Duration::from_secs(20), found, would);
+    assert!(lost.contains("not destaged"), "{lost}");
+    let (ok, text) = delete(&["--force"]);
+    assert!(ok && text.contains("lost: 1 MiB"), "{text}");
+    assert_eq!(std::fs::read(&path).unwrap()[..1 << 20], [1; 1 << 20]);
+}
+
+/// A disk's file while its server is away: it opens on any node, and a program that reads it ends by a signal.
+#[test]
+fn a_program_that_waits_for_a_server_can_be_killed() {
+    let _turn = alone();
+    let directory = tempfile::tempdir().unwrap();
+    let images = directory.path().join("images");
+    std::fs::create_dir(&images).unwrap();
+    image(&images.join(DISK));
+    let mut server = Server::nbdkit(directory.path(), images);
+    let bench = adopt(lab(&directory, true), directory, &server.uri(), "write-back+1");
+    let owner = bench.owner();
+    let reader = bench.lab.nodes().iter().map(|node| node.name.clone()).find(|name| *name != owner).unwrap();
+    let path = |node: &str| bench.lab.dir().join(node).join(format!("files/remote/{DISK}.raw"));
+    let read = |node: &str| {
+        let mut command = Command::new("dd");
+        command.arg(format!("if={}", path(node).display())).args(["of=/dev/null", "bs=4096", "count=1"]);
+        command.stderr(Stdio::piped()).spawn().unwrap()
+    };
+    server.kill();
+    for node in [&owner, &reader] {
+        let mut child = read(node);
+        thread::sleep(Duration::from_secs(3));
+        assert!(child.try_wait().unwrap().is_none(), "{node}: {:?}", child.wait_with_output());
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        let ended = || child.try_wait().unwrap();
+        let status = await_some(Duration::from_secs(2), ended, || format!("{node}: dd goes on"));
+        assert!(!status.success());
+    }
+    server.begin();
+    for node in [&owner, &reader] {
+        let output = read(node).wait_with_output().unwrap();
+        assert!(output.status.success(), "{node}: {output:?}");
+    }
+}
+
 #[test]
 fn what_cannot_be_is_refused_in_words() {
     let _turn = alone();
@@ -306,7 +391,7 @@ fn what_cannot_be_is_refused_in_words() {
     File::create(images.join("odd")).unwrap().set_len(5000).unwrap();
     let server = Server::nbdkit(directory.path(), images.clone());
     let read_only = Server::qsd(directory.path(), images.join("vm2"), "ro", false);
-    let lab = lab(&directory);
+    let lab = lab(&directory, false);
     let at = lab.dir().to_owned();
     let refused = |arguments: &[&str], expected: &str| {
         let (succeeded, text) = weir(&at, arguments);

@@ -76,6 +76,7 @@ impl Bridge {
         match file.take(device, &self.request[..length])? {
             Asked::Nothing => {}
             Asked::Open { unique, .. } => file.opened(device, unique)?,
+            Asked::Interrupted(unique) => self.translation.interrupt(file, device, unique)?,
             Asked::Closed | Asked::Ended => {
                 self.has_ended = true;
                 return Ok(false);

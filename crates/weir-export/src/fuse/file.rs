@@ -10,8 +10,8 @@ use rustix::io::Errno;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::wire::{
-    Attributes, AttributesOut, FallocateIn, InHeader, InitIn, InitOut, LARGEST, LseekIn, MAJOR, MINOR,
-    NOTIFY_RESEND, OLDEST_MINOR, OpenIn, OpenOut, OutHeader, SETATTR_ACCESS, SETATTR_SIZE, SetattrIn,
+    Attributes, AttributesOut, FallocateIn, InHeader, InitIn, InitOut, InterruptIn, LARGEST, LseekIn, MAJOR,
+    MINOR, NOTIFY_RESEND, OLDEST_MINOR, OpenIn, OpenOut, OutHeader, SETATTR_ACCESS, SETATTR_SIZE, SetattrIn,
     StatfsOut, TransferIn, capability, opcode, open_flag,
 };
 
@@ -71,11 +71,28 @@ pub enum IoKind {
     },
 }
 
+impl IoKind {
+    /// Whether it changes the disk.
+    #[must_use]
+    pub fn changes(self) -> bool {
+        matches!(self, IoKind::Write { .. } | IoKind::Zero { .. })
+    }
+}
+
+/// Somebody who waits for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sender {
+    /// The kernel's number of the request.
+    pub unique: u64,
+    /// The thread that has sent it; 0 if it is in a namespace of its own.
+    pub thread: u32,
+}
+
 /// A request for the disk, inside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Io {
-    /// The kernel's number of it.
-    pub unique: u64,
+    /// Who waits for it.
+    pub sender: Sender,
     /// What it does.
     pub kind: IoKind,
     /// Bytes from the start of the disk.
@@ -102,6 +119,8 @@ pub enum Asked {
     Closed,
     /// Something of the disk.
     Io(Io),
+    /// The sender of this request has a signal, and waits until it is answered.
+    Interrupted(u64),
     /// The mount is over.
     Ended,
 }
@@ -119,7 +138,7 @@ pub struct File {
     resends: bool,
     openers: u64,
     /// Requests that were taken and not answered: the disk has gone meanwhile.
-    unanswered: Vec<u64>,
+    unanswered: Vec<(Sender, IoKind)>,
 }
 
 impl File {
@@ -174,6 +193,7 @@ impl File {
 
     fn act(&mut self, device: BorrowedFd<'_>, header: &InHeader, body: &[u8]) -> Result<Asked, Errno> {
         let unique = header.unique;
+        let sender = Sender { unique, thread: header.pid };
         let done = |result: io::Result<()>| {
             if let Err(error) = result {
                 tracing::debug!(%error, "fuse: an answer was not taken");
@@ -202,16 +222,17 @@ impl File {
                 None => done(answer(device, unique, None, &[]).map(drop)),
             },
             opcode::FSYNC => {
-                Ok(Asked::Io(Io { unique, kind: IoKind::Flush, offset: 0, length: 0, payload: 0..0 }))
+                Ok(Asked::Io(Io { sender, kind: IoKind::Flush, offset: 0, length: 0, payload: 0..0 }))
             }
-            opcode::FALLOCATE => match self.allocate(unique, &read(body)?)? {
+            opcode::FALLOCATE => match self.allocate(sender, &read(body)?)? {
                 Some(io) => Ok(Asked::Io(io)),
                 None => done(answer(device, unique, None, &[]).map(drop)),
             },
-            opcode::LSEEK => self.seek(unique, &read(body)?).map(Asked::Io),
+            opcode::LSEEK => self.seek(sender, &read(body)?).map(Asked::Io),
             opcode::DESTROY => Ok(Asked::Ended),
-            // Neither has an answer. An interrupted request is answered as any other: the disk decides how long that takes.
-            opcode::FORGET | opcode::BATCH_FORGET | opcode::INTERRUPT => Ok(Asked::Nothing),
+            // None of these has an answer.
+            opcode::INTERRUPT => Ok(Asked::Interrupted(read::<InterruptIn>(body)?.unique)),
+            opcode::FORGET | opcode::BATCH_FORGET => Ok(Asked::Nothing),
             // The kernel remembers that, and does without.
             _ => Err(Errno::NOSYS),
         }
@@ -290,9 +311,10 @@ impl File {
         let left = self.size().saturating_sub(transfer.offset);
         let (offset, length) = (transfer.offset, u64::from(transfer.size).min(left));
         let start = size_of::<TransferIn>();
+        let sender = Sender { unique: header.unique, thread: header.pid };
         if header.opcode == opcode::READ {
             let whole = transfer.size <= LARGEST;
-            let io = Io { unique: header.unique, kind: IoKind::Read, offset, length, payload: 0..0 };
+            let io = Io { sender, kind: IoKind::Read, offset, length, payload: 0..0 };
             return if whole { Ok((length > 0).then_some(io)) } else { Err(Errno::INVAL) };
         }
         if transfer.size as usize > data.len() || transfer.size == 0 {
@@ -303,11 +325,11 @@ impl File {
         }
         let sync = transfer.flags & libc::O_DSYNC as u32 != 0;
         let payload = start..start + length as usize;
-        Ok(Some(Io { unique: header.unique, kind: IoKind::Write { sync }, offset, length, payload }))
+        Ok(Some(Io { sender, kind: IoKind::Write { sync }, offset, length, payload }))
     }
 
     /// A range that is to read as zeroes, cut off at the end of the disk. `None`: nothing of it is inside.
-    fn allocate(&self, unique: u64, asked: &FallocateIn) -> Result<Option<Io>, Errno> {
+    fn allocate(&self, sender: Sender, asked: &FallocateIn) -> Result<Option<Io>, Errno> {
         let end = asked.offset.checked_add(asked.length).ok_or(Errno::FBIG)?;
         let (unmap, grows) = match asked.mode {
             mode if mode == PUNCH_HOLE | KEEP_SIZE => (true, false),
@@ -323,11 +345,11 @@ impl File {
             return Err(Errno::NOSPC);
         }
         let length = end.min(self.size()).saturating_sub(asked.offset);
-        let io = Io { unique, kind: IoKind::Zero { unmap }, offset: asked.offset, length, payload: 0..0 };
+        let io = Io { sender, kind: IoKind::Zero { unmap }, offset: asked.offset, length, payload: 0..0 };
         Ok((length > 0).then_some(io))
     }
 
-    fn seek(&self, unique: u64, asked: &LseekIn) -> Result<Io, Errno> {
+    fn seek(&self, sender: Sender, asked: &LseekIn) -> Result<Io, Errno> {
         let hole = match asked.whence {
             SEEK_DATA => false,
             SEEK_HOLE => true,
@@ -337,7 +359,7 @@ impl File {
             return Err(Errno::NXIO);
         }
         let length = self.size() - asked.offset;
-        Ok(Io { unique, kind: IoKind::Seek { hole }, offset: asked.offset, length, payload: 0..0 })
+        Ok(Io { sender, kind: IoKind::Seek { hole }, offset: asked.offset, length, payload: 0..0 })
     }
 
     /// Somebody has the file open from now on, unless the opener has gone.
@@ -366,16 +388,32 @@ impl File {
     ///
     /// # Errors
     /// The mount is over.
-    pub fn keep_waiting(&mut self, device: BorrowedFd<'_>, unique: u64) -> io::Result<()> {
+    pub fn keep_waiting(&mut self, device: BorrowedFd<'_>, sender: Sender, kind: IoKind) -> io::Result<()> {
         if !self.resends || self.unanswered.len() >= MOST_UNANSWERED {
-            return self.refuse(device, unique, Errno::IO);
+            return self.refuse(device, sender.unique, Errno::IO);
         }
-        self.unanswered.push(unique);
+        self.unanswered.push((sender, kind));
         Ok(())
     }
 
+    /// The sender of a request that waits for the disk has a signal. If it ends by that, it waits no longer, unless the request changes
+    /// the disk: what a program has begun to write before its end may not land after what the next one writes.
+    ///
+    /// # Errors
+    /// The mount is over.
+    pub fn interrupt(&mut self, device: BorrowedFd<'_>, unique: u64) -> io::Result<()> {
+        let ends = |(sender, kind): &(Sender, IoKind)| sender.unique == unique && sender.lets_go_of(*kind);
+        match self.unanswered.iter().position(ends) {
+            Some(place) => {
+                self.unanswered.swap_remove(place);
+                self.refuse(device, unique, Errno::INTR)
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Requests that the disk has not answered wait for it, or fail with [`File::give_up`].
-    pub(super) fn leave_unanswered(&mut self, requests: impl IntoIterator<Item = u64>) {
+    pub(super) fn leave_unanswered(&mut self, requests: impl IntoIterator<Item = (Sender, IoKind)>) {
         self.unanswered.extend(requests);
     }
 
@@ -399,10 +437,31 @@ impl File {
 
     /// The disk does not come: what waits for it fails.
     pub fn give_up(&mut self, device: BorrowedFd<'_>) {
-        for unique in std::mem::take(&mut self.unanswered) {
-            let _ = self.refuse(device, unique, Errno::IO);
+        for (sender, _) in std::mem::take(&mut self.unanswered) {
+            let _ = self.refuse(device, sender.unique, Errno::IO);
         }
     }
+}
+
+impl Sender {
+    /// Its end is certain, and nothing comes of the request after it. A program that handles its signal does not expect that a read of a
+    /// file is cut short.
+    pub(super) fn lets_go_of(self, kind: IoKind) -> bool {
+        !kind.changes() && self.is_killed()
+    }
+
+    /// A signal that ends the process leaves a SIGKILL with each of its threads (`complete_signal` in the kernel).
+    fn is_killed(self) -> bool {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.thread));
+        status.is_ok_and(|status| has_kill(&status))
+    }
+}
+
+/// Whether a thread's `status` (proc(5)) has a SIGKILL pending.
+fn has_kill(status: &str) -> bool {
+    let pending = status.lines().find_map(|line| line.strip_prefix("SigPnd:"));
+    let pending = pending.and_then(|set| u64::from_str_radix(set.trim(), 16).ok());
+    pending.is_some_and(|set| set & 1 << (libc::SIGKILL - 1) != 0)
 }
 
 fn read<T: FromBytes>(body: &[u8]) -> Result<T, Errno> {
@@ -505,6 +564,15 @@ mod tests {
         );
         assert_eq!(ask(opcode::WRITE, transfer(SIZE, 4, 0), b"data"), None);
         assert_eq!(ask(opcode::WRITE, transfer(0, 5, 0), b"data"), None, "it says more than it has");
+    }
+
+    #[test]
+    fn a_thread_that_ends_by_a_signal_is_known() {
+        assert!(has_kill("Name:\tdd\nSigPnd:\t0000000000000100\nShdPnd:\t0000000000000002\n"));
+        assert!(!has_kill("Name:\tSigPnd:\nSigPnd:\t0000000000000400\nShdPnd:\t0000000000000100\n"));
+        let own = Sender { unique: 1, thread: std::process::id() };
+        assert!(!own.lets_go_of(IoKind::Read));
+        assert!(!Sender { thread: 0, ..own }.lets_go_of(IoKind::Read), "it is in another namespace");
     }
 
     #[test]

@@ -14,7 +14,7 @@ mod translation;
 mod wire;
 
 pub use bridge::Bridge;
-pub use file::{Access, Asked, File, Io, IoKind};
+pub use file::{Access, Asked, File, Io, IoKind, Sender};
 pub use mount::{Mount, remove_leftovers};
 pub use translation::{HEAD, Translation, reading_session, session};
 pub use wire::{LARGEST, LONGEST_REQUEST};

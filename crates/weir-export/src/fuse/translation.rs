@@ -13,7 +13,7 @@ use weir_nbd::protocol::{
 use weir_nbd::server::{BASE_ALLOCATION_ID, Session};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::file::{File, Io, IoKind, answer};
+use super::file::{File, Io, IoKind, Sender, answer};
 use super::wire::WriteOut;
 
 /// Bytes of a request's header on the connection.
@@ -42,7 +42,9 @@ pub fn reading_session(disk: &str) -> Session {
 /// A request without an answer.
 #[derive(Debug)]
 struct Waiting {
-    unique: u64,
+    sender: Sender,
+    /// Its sender has ended, and got its answer.
+    is_over: bool,
     kind: IoKind,
     offset: u64,
     length: u64,
@@ -76,7 +78,24 @@ impl Translation {
     /// The connection is gone: what is under way is left to `file`.
     pub fn leave(&mut self, file: &mut File) {
         self.bytes = 0;
-        file.leave_unanswered(self.waiting.drain().map(|waiting| waiting.unique));
+        let left = self.waiting.drain().filter(|waiting| !waiting.is_over);
+        file.leave_unanswered(left.map(|waiting| (waiting.sender, waiting.kind)));
+    }
+
+    /// As [`File::interrupt`], of a request that is under way, too. The reply to it has no receiver then.
+    ///
+    /// # Errors
+    /// The mount is over.
+    pub fn interrupt(&mut self, file: &mut File, device: BorrowedFd<'_>, unique: u64) -> io::Result<()> {
+        let mut waiting = self.waiting.iter_mut().map(|(_, waiting)| waiting);
+        let Some(waiting) = waiting.find(|waiting| waiting.sender.unique == unique) else {
+            return file.interrupt(device, unique);
+        };
+        if waiting.is_over || !waiting.sender.lets_go_of(waiting.kind) {
+            return Ok(());
+        }
+        waiting.is_over = true;
+        file.refuse(device, unique, Errno::INTR)
     }
 
     /// The header of a request for the connection. A write's bytes follow it.
@@ -90,10 +109,10 @@ impl Translation {
             IoKind::Zero { unmap: false } => (command_flag::NO_HOLE, command::WRITE_ZEROES),
             IoKind::Seek { .. } => (0, command::BLOCK_STATUS),
         };
-        let &Io { unique, kind, offset, length, .. } = io;
+        let &Io { sender, kind, offset, length, .. } = io;
         self.bytes += read_bytes(kind, length);
-        let cookie =
-            self.waiting.insert(Waiting { unique, kind, offset, length, parts: Vec::new(), filled: 0 });
+        let (parts, is_over) = (Vec::new(), false);
+        let cookie = self.waiting.insert(Waiting { sender, is_over, kind, offset, length, parts, filled: 0 });
         let request = ExtendedRequest {
             magic: EXTENDED_REQUEST_MAGIC.into(),
             flags: flags.into(),
@@ -148,10 +167,13 @@ impl Translation {
         }
         let mut waiting = self.waiting.remove(slot);
         self.bytes -= read_bytes(waiting.kind, waiting.length);
+        if waiting.is_over {
+            return Ok(());
+        }
         let answered = waiting.answer(file, device, kind, &body);
         if answered.is_err() {
             // Whoever waits for it learns how that ends.
-            file.leave_unanswered([waiting.unique]);
+            file.leave_unanswered([(waiting.sender, waiting.kind)]);
         }
         answered
     }
@@ -164,7 +186,7 @@ fn read_bytes(kind: IoKind, length: u64) -> u64 {
 impl Waiting {
     /// Answers with the last reply, of this kind.
     fn answer(&mut self, file: &mut File, device: BorrowedFd<'_>, kind: u16, body: &[u8]) -> io::Result<()> {
-        let unique = self.unique;
+        let unique = self.sender.unique;
         match kind {
             reply_type::NONE => self.finish(device),
             reply_type::OFFSET_DATA if self.parts.is_empty() && self.kind == IoKind::Read => {
@@ -193,7 +215,7 @@ impl Waiting {
                     return answer(device, unique, Some(errno(number)), &[]).map(drop);
                 }
                 // The disk leaves its node, or is opened anew: it waits for that.
-                file.keep_waiting(device, unique)
+                file.keep_waiting(device, self.sender, self.kind)
             }
             _ => Err(broken()),
         }
@@ -220,9 +242,11 @@ impl Waiting {
             IoKind::Read if self.filled == self.length => &self.parts,
             IoKind::Read | IoKind::Seek { .. } => return Err(broken()),
             IoKind::Write { .. } => written.as_bytes(),
-            IoKind::Flush | IoKind::Zero { .. } => return answer(device, self.unique, None, &[]).map(drop),
+            IoKind::Flush | IoKind::Zero { .. } => {
+                return answer(device, self.sender.unique, None, &[]).map(drop);
+            }
         };
-        answer(device, self.unique, None, &[IoSlice::new(body)]).map(drop)
+        answer(device, self.sender.unique, None, &[IoSlice::new(body)]).map(drop)
     }
 
     /// The place that a search finds; `None`: only holes follow. Where the description ends before anything is found, data follows as far as
@@ -327,7 +351,9 @@ mod tests {
         };
         let search = |hole, extents: &[(u64, u32)]| {
             let kind = IoKind::Seek { hole };
-            Waiting { unique: 1, kind, offset: 100, length: 900, parts: Vec::new(), filled: 0 }
+            let sender = Sender { unique: 1, thread: 0 };
+            let (parts, is_over) = (Vec::new(), false);
+            Waiting { sender, is_over, kind, offset: 100, length: 900, parts, filled: 0 }
                 .found(&status(extents))
         };
         let (data, hole, zero) = (0, extent_flag::HOLE | extent_flag::ZERO, extent_flag::ZERO);

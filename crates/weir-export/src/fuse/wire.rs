@@ -56,6 +56,13 @@ pub mod open_flag {
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
+/// Asks for an end of a request, whose sender has a signal.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct InterruptIn {
+    pub unique: u64,
+}
+
 /// `FATTR_SIZE`: the size is to be set.
 pub const SETATTR_SIZE: u32 = 1 << 3;
 

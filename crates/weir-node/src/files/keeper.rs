@@ -134,7 +134,7 @@ impl Keeper {
     }
 
     /// Requests do not wait for a disk that another node serves and this one may not read, and not without an end (a program that waits
-    /// cannot be killed).
+    /// for a write cannot be killed).
     fn consider_giving_up(&mut self, file: &mut File) -> io::Result<()> {
         if !file.is_awaited() && !self.owner.is_awaited() {
             self.waits_since = None;
@@ -212,6 +212,9 @@ impl Taker<'_> {
                 }
                 Asked::Open { unique, writes } => self.open(unique, writes)?,
                 Asked::Io(io) => self.serve(&io)?,
+                Asked::Interrupted(unique) => {
+                    self.owner.interrupt(unique, self.file, self.device.as_fd())?;
+                }
                 Asked::Ended => return Err(io::ErrorKind::NotConnected.into()),
             }
         }
@@ -234,15 +237,14 @@ impl Taker<'_> {
 
     fn serve(&mut self, io: &Io) -> io::Result<()> {
         // A sync makes durable what others have written, too (P8): it is the owner's.
-        let changes = matches!(io.kind, IoKind::Write { .. } | IoKind::Zero { .. });
-        if !changes && self.owner.ask(io) {
+        if !io.kind.changes() && self.owner.ask(io) {
             return Ok(());
         }
         let reads = matches!(io.kind, IoKind::Read | IoKind::Seek { .. });
         // Nothing changes a disk where another node owns it.
         if !reads && owner_elsewhere(self.node, self.file).is_some() {
-            return self.file.refuse(self.device.as_fd(), io.unique, Errno::IO);
+            return self.file.refuse(self.device.as_fd(), io.sender.unique, Errno::IO);
         }
-        self.file.keep_waiting(self.device.as_fd(), io.unique)
+        self.file.keep_waiting(self.device.as_fd(), io.sender, io.kind)
     }
 }

@@ -19,8 +19,7 @@ use weir_block::Nanos;
 use weir_cluster::records::NodeRef;
 use weir_export::fuse::{File, Io, LARGEST, LONGEST_REQUEST, Translation};
 use weir_nbd::protocol::{
-    EXTENDED_REPLY_MAGIC, EXTENDED_REQUEST_MAGIC, ExtendedReply, ExtendedRequest, command, reply_flag,
-    reply_type,
+    EXTENDED_REPLY_MAGIC, EXTENDED_REQUEST_MAGIC, ExtendedReply, ExtendedRequest, command, error, reply_type,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -194,6 +193,22 @@ impl Owner {
         true
     }
 
+    /// As [`Translation::interrupt`].
+    ///
+    /// # Errors
+    /// The mount is over.
+    pub(super) fn interrupt(
+        &mut self,
+        unique: u64,
+        file: &mut File,
+        device: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        match &mut self.way {
+            Way::Open(link) => link.translation.interrupt(file, device, unique),
+            Way::None | Way::Connecting(..) => file.interrupt(device, unique),
+        }
+    }
+
     /// Sends what was asked for.
     pub(super) async fn send(&mut self, file: &mut File) {
         let Way::Open(link) = &mut self.way else {
@@ -363,7 +378,7 @@ fn whole(received: &[u8]) -> io::Result<usize> {
     }
 }
 
-/// Connects, and lets the owner answer a read: a node that does not let this one read hangs up instead.
+/// Connects, and has the owner answer a request: a node that does not let this one read hangs up instead.
 async fn connect(
     node: Arc<Node>,
     owner: NodeRef,
@@ -403,39 +418,41 @@ async fn connect(
     Ok(Link { owner, stream, translation, outgoing: Vec::new(), received: Vec::new(), _place: place })
 }
 
-/// Reads the first byte of the disk.
+/// Reads behind the end of any disk. The owner's session refuses that by itself, whether or not the disk's storage answers at present.
 async fn probe(stream: &mut Box<dyn Duplex>) -> io::Result<()> {
     let request = ExtendedRequest {
         magic: EXTENDED_REQUEST_MAGIC.into(),
         flags: 0.into(),
         command: command::READ.into(),
         cookie: PROBE.into(),
-        offset: 0.into(),
+        offset: (1 << 62).into(),
         length: 1.into(),
     };
     stream.write_all(request.as_bytes()).await?;
     stream.flush().await?;
-    loop {
-        let mut reply = vec![0; HEAD];
-        stream.read_exact(&mut reply).await?;
-        reply.resize(whole(&reply)?, 0);
-        stream.read_exact(&mut reply[HEAD..]).await?;
-        let (head, body) = ExtendedReply::read_from_prefix(&reply).map_err(|_| io::ErrorKind::InvalidData)?;
-        if head.cookie.get() != PROBE {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "a reply to another request"));
-        }
-        if head.kind.get() & reply_type::ERROR_BIT != 0 {
+    let mut reply = vec![0; HEAD];
+    stream.read_exact(&mut reply).await?;
+    reply.resize(whole(&reply)?, 0);
+    stream.read_exact(&mut reply[HEAD..]).await?;
+    let (head, body) = ExtendedReply::read_from_prefix(&reply).map_err(|_| io::ErrorKind::InvalidData)?;
+    if head.cookie.get() != PROBE {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "a reply to another request"));
+    }
+    let number = body.get(..4).and_then(|bytes| bytes.try_into().ok()).map(u32::from_be_bytes);
+    match number.filter(|_| head.kind.get() & reply_type::ERROR_BIT != 0) {
+        Some(error::EINVAL) => Ok(()),
+        Some(_) => {
             let text = String::from_utf8_lossy(body.get(6..).unwrap_or_default()).into_owned();
-            return Err(io::Error::other(text));
+            Err(io::Error::other(text))
         }
-        if head.flags.get() & reply_flag::DONE != 0 {
-            return Ok(());
-        }
+        None => Err(io::Error::new(io::ErrorKind::InvalidData, "a read behind the end is not refused")),
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use weir_nbd::protocol::reply_flag;
+
     use super::*;
 
     fn head(length: u64) -> Vec<u8> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use weir_cluster::ownership;
-use weir_cluster::records::{DiskRecord, Mode, NodeRef, VolumeKind, keys};
+use weir_cluster::records::{DiskRecord, Mode, NodeRef, Source, VolumeKind, keys};
 
 use super::imports::check_import;
 use super::{Answer, Operations, check_named, ownership_error};
@@ -76,7 +76,10 @@ impl Operations {
             0 => String::new(),
             clients => readers::connected(&self.node, name, clients),
         };
-        let undestaged = open.filter(|_| wanted.force).map(|status| not_destaged(&status));
+        // A device or an export outlives its disk, and with it everything that is destaged.
+        let outlives = !matches!(record.source, Source::File { .. });
+        let discards = |status: &DiskStatus| wanted.force && (!outlives || is_stuck(status));
+        let undestaged = open.filter(discards).map(|status| not_destaged(&status));
         let lost = unopened.or(undestaged);
         let lost_text = lost.clone().unwrap_or_default();
         let (disk, done) = (name.to_owned(), !wanted.dry_run);
@@ -152,7 +155,7 @@ impl Operations {
         let lost = open.map_or_else(String::new, |status| format!(" ({})", not_destaged(&status)));
         let message = format!("disk {name} has not been destaged within {} s{lost}", DESTAGED.as_secs());
         Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(
-            "destaging goes on: delete it again later, or with --force at once, without what its log alone has",
+            "destaging goes on: delete it again later, or with --force, without what its storage does not take",
         ))
     }
 

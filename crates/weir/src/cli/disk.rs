@@ -193,7 +193,7 @@ pub enum DiskCommand {
         #[arg(long)]
         yes: bool,
         /// Also while clients are connected, when its owner is gone, or cannot open it because its backing is gone. Writes that only
-        /// the write log has are lost then.
+        /// the write log has are lost then; a block device or an export, which stays, gets those that it takes.
         #[arg(long)]
         force: bool,
     },

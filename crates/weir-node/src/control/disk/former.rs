@@ -162,6 +162,10 @@ impl DiskTask {
 
     /// One event for I/O that is in flight for longer than expected: until it ends, nothing goes to the backing.
     fn tell_outlasting(&mut self, process: &NodeRef, now: Nanos) {
+        if self.formers.traces.get(process) != Some(&Trace::InFlight) {
+            // No check has answered yet: nothing is known to be under way.
+            return;
+        }
         let grace = self.node.config.lease.fence_grace.0;
         let mut seen = self.formers.since.iter().filter(|((node, _), _)| node == process);
         let long = seen.any(|(_, (evidence, since))| *evidence == Evidence::UnderWay && now > *since + grace);
@@ -192,6 +196,9 @@ impl DiskTask {
                 Trace::Unknown
             }
         };
+        if seen != Trace::InFlight && self.formers.outlasting.remove(&process) {
+            self.event("former-io-over", format!("{process}: this machine has no more I/O of it under way"));
+        }
         self.formers.traces.insert(process, seen);
     }
 
