@@ -85,15 +85,6 @@ impl From<sim::End> for Stream {
     }
 }
 
-/// BBR paces: it spreads what is sent at once over the time that a timer of the kernel gives it. That suits wide-area networks with deep
-/// buffers, and delays the small messages of a cluster's network. Any other choice of the host stays: `dctcp`, for one, has its reasons.
-/// Fails where CUBIC is not available; the connection works all the same.
-fn avoid_pacing(fd: &OwnedFd) {
-    if rustix::net::sockopt::tcp_congestion(fd).is_ok_and(|name| name.starts_with("bbr")) {
-        let _ = rustix::net::sockopt::set_tcp_congestion(fd, "cubic");
-    }
-}
-
 /// A connected stream socket, non-blocking, watched through its shard's reactor.
 #[derive(Debug)]
 pub struct Socket {
@@ -115,7 +106,6 @@ impl Socket {
             rustix::io::ioctl_fionbio(fd, true)?;
             // Small answers must not wait for the acknowledgement of earlier ones. Fails on Unix sockets, which have no such delay.
             let _ = rustix::net::sockopt::set_tcp_nodelay(fd, true);
-            avoid_pacing(fd);
         }
         Ok(Socket { stream, token, watching_read: None, watching_write: None, watching_hang_up: None })
     }

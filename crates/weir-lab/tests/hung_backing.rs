@@ -410,8 +410,9 @@ fn a_successor_writes_behind_the_last_write_of_a_killed_owner() {
     let released = Nanos::now();
     await_some(SOON, || clean(successor), otherwise("not destaged"));
     println!("destaged {:?} after the former owner's last write", Nanos::now() - released);
-    let events = lab.client(successor).unwrap().events().unwrap();
-    assert!(events.iter().any(|event| event.kind == "former-io-over"), "{events:#?}");
+    let events = || lab.client(successor).unwrap().events().unwrap();
+    let over = || events().iter().any(|event| event.kind == "former-io-over").then_some(());
+    await_some(SOON, over, || format!("{:#?}", events()));
     let file = File::open(place.lun.at.join("other.raw")).unwrap();
     for block in 0..BLOCKS {
         let mut back = [0; 4096];

@@ -40,7 +40,7 @@ use crate::http;
 use crate::https;
 use crate::identity::{IdentityError, NodeIdentity};
 use crate::members;
-use crate::network::{Tcp, keep_checking};
+use crate::network::{Tcp, avoid_pacing, keep_checking};
 use crate::operations::Operations;
 use crate::patience::{Told, is_taken, patiently};
 use crate::plane::{self, Parts, Plane};
@@ -188,6 +188,7 @@ pub async fn run_with(
     }
     let _ = std::fs::remove_file(stop::left_behind(&config.state_dir));
     let peers = listen("listening for peers", "peers.listen", config.peers.listen).await?;
+    avoid_pacing(&peers);
     let taken = |error: &NodeError| match error {
         NodeError::Export(ListenError::Io { source, .. }) => is_taken(source),
         error => matches!(error, NodeError::Running(_) | NodeError::Export(ListenError::InUse(_))),

@@ -15,11 +15,11 @@ use super::wire::LONGEST_REQUEST;
 /// Requests that are taken from the kernel in one go. Each is a system call, and the connection has its turn in between.
 const BATCH: usize = 32;
 
-/// The file while somebody has it open and the disk is here, on the disk's shard. Dropping it gives the file back, with what is not
-/// answered.
+/// The file while somebody has it open and the disk is here, on the disk's shard. The last closing, or dropping it, gives the file back,
+/// with what is not answered.
 #[derive(Debug)]
 pub struct Bridge {
-    /// Present until it is dropped.
+    /// Present until it is given back.
     file: Option<File>,
     back: Option<oneshot::Sender<File>>,
     /// The last request that was taken from the kernel.
@@ -79,6 +79,8 @@ impl Bridge {
             Asked::Interrupted(unique) => self.translation.interrupt(file, device, unique)?,
             Asked::Closed | Asked::Ended => {
                 self.has_ended = true;
+                // At once: the connection may have to wait for what killed readers have asked for, and openers would wait with it.
+                self.give_back();
                 return Ok(false);
             }
             Asked::Io(io) => {
@@ -120,12 +122,18 @@ impl Protection for Bridge {
     }
 }
 
-impl Drop for Bridge {
-    fn drop(&mut self) {
+impl Bridge {
+    fn give_back(&mut self) {
         let (Some(mut file), Some(back)) = (self.file.take(), self.back.take()) else { return };
         self.translation.leave(&mut file);
         // This fails when the task that mounted the file has ended; then the file is unmounted, too.
         let _ = back.send(file);
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        self.give_back();
     }
 }
 

@@ -84,7 +84,7 @@ impl IoKind {
 pub struct Sender {
     /// The kernel's number of the request.
     pub unique: u64,
-    /// The thread that has sent it; 0 if it is in a namespace of its own.
+    /// The thread that has sent it; 0 if the mount's namespace has no number for it.
     pub thread: u32,
 }
 
@@ -450,7 +450,8 @@ impl Sender {
         !kind.changes() && self.is_killed()
     }
 
-    /// A signal that ends the process leaves a SIGKILL with each of its threads (`complete_signal` in the kernel).
+    /// A signal that ends the process without a core dump leaves a SIGKILL with each of its threads (`complete_signal` in the kernel). The
+    /// kernel tells of the first signal during a request alone: if that was another one (SIGTSTP, say), the sender waits for its answer.
     fn is_killed(self) -> bool {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.thread));
         status.is_ok_and(|status| has_kill(&status))

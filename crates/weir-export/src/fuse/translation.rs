@@ -69,6 +69,12 @@ impl Translation {
         self.waiting.len()
     }
 
+    /// Whether somebody waits for one of them.
+    #[must_use]
+    pub fn is_awaited(&self) -> bool {
+        self.waiting.iter().any(|(_, waiting)| !waiting.is_over)
+    }
+
     /// Bytes that are being read.
     #[must_use]
     pub fn bytes(&self) -> u64 {

@@ -105,7 +105,7 @@ impl Owner {
 
     /// Whether somebody waits for an answer of it.
     pub(super) fn is_awaited(&self) -> bool {
-        !self.openers.is_empty() || matches!(&self.way, Way::Open(link) if link.translation.requests() > 0)
+        !self.openers.is_empty() || matches!(&self.way, Way::Open(link) if link.translation.is_awaited())
     }
 
     /// Whether requests are to wait in the kernel.

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use weir_block::Nanos;
 use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Mode, NodeRef, Source, VolumeKind, keys};
 
@@ -23,6 +24,15 @@ const SNAPSHOTS: Duration = Duration::from_secs(2);
 
 /// Longest wait for a disk to be destaged before it is deleted: a client waits for a minute.
 const DESTAGED: Duration = Duration::from_secs(45);
+
+/// The same by force, which may have to wait for the end of I/O then.
+const DESTAGED_BY_FORCE: Duration = Duration::from_secs(25);
+
+/// Storage that takes nothing for so long is not waited for by force.
+const TAKES_NOTHING: Duration = Duration::from_secs(5);
+
+/// Pause between two looks at what it takes.
+const LOOK: Duration = Duration::from_millis(200);
 
 impl Operations {
     /// Deletes a disk and its data, or says what would be deleted.
@@ -78,8 +88,15 @@ impl Operations {
         };
         // A device or an export outlives its disk, and with it everything that is destaged.
         let outlives = !matches!(record.source, Source::File { .. });
-        let discards = |status: &DiskStatus| wanted.force && (!outlives || is_stuck(status));
-        let undestaged = open.filter(discards).map(|status| not_destaged(&status));
+        let undestaged = match open.filter(|_| wanted.force) {
+            Some(status) if outlives && wanted.dry_run => {
+                let lost = not_destaged(&status);
+                (!lost.is_empty()).then(|| format!("what its storage does not take of {lost}"))
+            }
+            Some(_) if outlives => self.destage_by_force(name).await?,
+            Some(status) => Some(not_destaged(&status)),
+            None => None,
+        };
         let lost = unopened.or(undestaged);
         let lost_text = lost.clone().unwrap_or_default();
         let (disk, done) = (name.to_owned(), !wanted.dry_run);
@@ -157,6 +174,33 @@ impl Operations {
         Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(
             "destaging goes on: delete it again later, or with --force, without what its storage does not take",
         ))
+    }
+
+    /// Destages and closes a disk that is open here, as long as its storage takes anything. Returns what is lost otherwise.
+    async fn destage_by_force(&self, name: &str) -> Answer<Option<String>> {
+        self.check_not_compacting(name)?;
+        let mut release = std::pin::pin!(self.ask(name, |done| Request::Release { done }));
+        let (began, mut destaged, mut took) = (Nanos::now(), None, Nanos::now());
+        loop {
+            if let Ok(released) = tokio::time::timeout(LOOK, &mut release).await {
+                return released.map(|()| None);
+            }
+            let open = self.node.shards.status().await;
+            let open = open.into_iter().find(|status| status.disk == name && status.role == "owner");
+            let now = Nanos::now();
+            if open.as_ref().map(|status| status.destaged) != destaged {
+                (destaged, took) = (open.as_ref().map(|status| status.destaged), now);
+            }
+            if now - took >= TAKES_NOTHING {
+                return Ok(Some(open.map_or_else(String::new, |status| not_destaged(&status))));
+            }
+            if now - began >= DESTAGED_BY_FORCE {
+                let lost = open.map_or_else(String::new, |status| format!(" ({})", not_destaged(&status)));
+                let message = format!("disk {name} has not been destaged within {DESTAGED_BY_FORCE:?}{lost}");
+                return Err(ApiError::new(ApiErrorKind::Unavailable, message)
+                    .hint("destaging goes on, as its storage takes it: delete the disk again later"));
+            }
+        }
     }
 
     /// The record of a disk on a LUN is gone, and its file is its volume's coordinator's to remove.

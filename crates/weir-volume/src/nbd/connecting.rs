@@ -74,13 +74,8 @@ impl NbdBacking {
                 seconds(self.fence_grace)
             ),
         };
-        let text = format!(
-            "{}: {}. Requests wait for it, for at most {} (nbd.server_wait){doubt}",
-            self.name,
-            self.why,
-            seconds(self.server_wait)
-        );
-        self.news.push_back(("server-away", text));
+        let effect = self.effect("for it", "it is back");
+        self.news.push_back(("server-away", format!("{}: {}. {effect}{doubt}", self.name, self.why)));
         true
     }
 
@@ -88,12 +83,19 @@ impl NbdBacking {
     /// the reason has the server's own words and numbers, which may be others each time.
     fn tell_unfit(&mut self) {
         if !std::mem::replace(&mut self.is_unfit, true) {
-            let wait = seconds(self.server_wait);
-            let text = format!(
-                "{}. Requests wait until that is corrected, for at most {wait} (nbd.server_wait)",
-                self.why
-            );
-            self.news.push_back(("server-unfit", text));
+            let effect = self.effect("until that is corrected", "that is corrected");
+            self.news.push_back(("server-unfit", format!("{}. {effect}", self.why)));
+        }
+    }
+
+    /// What becomes of requests, for an event: they wait, or the time for that is over.
+    fn effect(&self, wait: &str, until: &str) -> String {
+        match self.fails {
+            true => format!("Requests fail until {until}"),
+            false => {
+                let limit = seconds(self.server_wait);
+                format!("Requests wait {wait}, for at most {limit} (nbd.server_wait)")
+            }
         }
     }
 
@@ -189,10 +191,12 @@ impl NbdBacking {
         if overdue.is_none() && !self.has_ended {
             self.tell_silent(reactor.now());
         }
+        let Some(overdue) = overdue else { return };
+        // Before a silent one is given up: whoever hears of that does not wait.
+        let is_told = self.has_ended || std::mem::replace(&mut self.fails, true);
         let what = match overdue {
-            None => return,
-            Some(Overdue::Missing) => format!("could not be reached ({})", self.why),
-            Some(Overdue::Silent) => {
+            Overdue::Missing => format!("could not be reached ({})", self.why),
+            Overdue::Silent => {
                 self.lose(reactor, "it has answered nothing");
                 self.patience.gave_up();
                 "has answered nothing".to_owned()
@@ -201,7 +205,7 @@ impl NbdBacking {
         if self.has_ended {
             return;
         }
-        if !std::mem::replace(&mut self.fails, true) {
+        if !is_told {
             let text = format!(
                 "{}: it {what} for {} (nbd.server_wait): requests fail until it is back",
                 self.name,

@@ -193,7 +193,8 @@ pub enum DiskCommand {
         #[arg(long)]
         yes: bool,
         /// Also while clients are connected, when its owner is gone, or cannot open it because its backing is gone. Writes that only
-        /// the write log has are lost then; a block device or an export, which stays, gets those that it takes.
+        /// the write log has are lost then. A block device or an export, which stays, first gets those that it takes, if the disk is
+        /// open.
         #[arg(long)]
         force: bool,
     },

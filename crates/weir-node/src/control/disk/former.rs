@@ -162,19 +162,21 @@ impl DiskTask {
 
     /// One event for I/O that is in flight for longer than expected: until it ends, nothing goes to the backing.
     fn tell_outlasting(&mut self, process: &NodeRef, now: Nanos) {
-        if self.formers.traces.get(process) != Some(&Trace::InFlight) {
-            // No check has answered yet: nothing is known to be under way.
-            return;
-        }
         let grace = self.node.config.lease.fence_grace.0;
         let mut seen = self.formers.since.iter().filter(|((node, _), _)| node == process);
         let long = seen.any(|(_, (evidence, since))| *evidence == Evidence::UnderWay && now > *since + grace);
-        if long && self.formers.outlasting.insert(process.clone()) {
-            let text = format!(
-                "{process} has ended, and this machine still has I/O of it under way to the backing; nothing is written there \
-                 before that has come back"
+        let is_seen = self.formers.traces.get(process) == Some(&Trace::InFlight);
+        // Without an answer: a disk that waits for its server cannot be looked at, and a check that hangs has nothing to say.
+        let hangs = !is_seen && self.formers.looking.contains(process);
+        if long && (is_seen || hangs) && self.formers.outlasting.insert(process.clone()) {
+            let what = match is_seen {
+                true => "this machine still has I/O of it under way to the backing",
+                false => "the backing does not answer whether I/O of it is still under way",
+            };
+            self.event(
+                "former-io",
+                format!("{process} has ended, and {what}; nothing is written there before that is over"),
             );
-            self.event("former-io", text);
         }
     }
 
@@ -196,7 +198,7 @@ impl DiskTask {
                 Trace::Unknown
             }
         };
-        if seen != Trace::InFlight && self.formers.outlasting.remove(&process) {
+        if seen == Trace::Gone && self.formers.outlasting.remove(&process) {
             self.event("former-io-over", format!("{process}: this machine has no more I/O of it under way"));
         }
         self.formers.traces.insert(process, seen);
