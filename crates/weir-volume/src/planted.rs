@@ -43,6 +43,8 @@ pub enum Bug {
     GrantBeforeCommit,
     /// The coordinator grants blocks that are allocated and not written (I1).
     GrantUnwritten,
+    /// A read that began beside a change grants what it knew before the change ended (I1, I3).
+    GrantOutdated,
     /// Blocks are freed while a former owner's I/O there may be under way: it has not answered, and nothing proves that it is over (I4).
     FreeWithoutQuarantine,
     /// A coordinator mounts while a former one may still write (I5).
@@ -81,6 +83,8 @@ pub enum Bug {
     AnswerBeforeCommit,
     /// What is known of a file's layout stays known while a write moves the blocks (I1, I3).
     KeepKnownLayout,
+    /// As above, while a clone shares the blocks (I1, I3).
+    KeepClonedLayout,
     /// Requests of a connection that is gone keep their numbers, with which they come again (I8).
     KeepWaiting,
     /// A write that has waited for space is done again over a later one, which was seen meanwhile (P7).
@@ -89,7 +93,7 @@ pub enum Bug {
 
 impl Bug {
     /// Those of one file: of its leases, routes and coordinator.
-    pub const FILES: [Bug; 19] = [
+    pub const FILES: [Bug; 20] = [
         Bug::AcknowledgeRecallBeforeDrain,
         Bug::NeighbourMoved,
         Bug::KeepLease,
@@ -108,6 +112,7 @@ impl Bug {
         Bug::WelcomeBesideFormer,
         Bug::GrantBeforeCommit,
         Bug::GrantUnwritten,
+        Bug::GrantOutdated,
         Bug::FreeWithoutQuarantine,
     ];
 
@@ -131,10 +136,11 @@ impl Bug {
     ];
 
     /// Those of the shells around the cores of one file: of their I/O, buffers and connections.
-    pub const SHELLS: [Bug; 5] = [
+    pub const SHELLS: [Bug; 6] = [
         Bug::SwallowFlushError,
         Bug::AnswerBeforeCommit,
         Bug::KeepKnownLayout,
+        Bug::KeepClonedLayout,
         Bug::KeepWaiting,
         Bug::OvertakeFull,
     ];
@@ -185,6 +191,8 @@ impl Bug {
             Bug::SwallowFlushError => "swallow-flush-error",
             Bug::AnswerBeforeCommit => "answer-before-commit",
             Bug::KeepKnownLayout => "keep-known-layout",
+            Bug::KeepClonedLayout => "keep-cloned-layout",
+            Bug::GrantOutdated => "grant-outdated",
             Bug::KeepWaiting => "keep-waiting",
             Bug::OvertakeFull => "overtake-full",
         }

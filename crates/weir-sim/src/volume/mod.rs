@@ -93,6 +93,8 @@ struct Working {
     job: u64,
     what: Job,
     copying: Copying,
+    /// The layout that its answer tells, if that is not the one at its end.
+    known: Option<Vec<Piece>>,
     /// The connection on which it came is gone: nobody waits for it.
     is_orphan: bool,
 }
@@ -384,12 +386,15 @@ impl World {
             Job::Change { change, .. } if is_clone(change) => Copying::default(),
             Job::Change { range, .. } => self.filesystem.begin(range, true, &mut self.rng),
         };
-        self.working.push(Working { job, what, copying, is_orphan: false });
+        let reads = matches!(what, Job::Request { request, .. } if !request.kind.changes());
+        // What a node knows of the layout may be from then.
+        let known = (reads && self.rng.bool()).then(|| self.filesystem.layout(what.range()));
+        self.working.push(Working { job, what, copying, known, is_orphan: false });
     }
 
     fn job_ends(&mut self) {
         let index = self.rng.usize(0..self.working.len());
-        let Working { job, what, copying, .. } = self.working.swap_remove(index);
+        let Working { job, what, copying, known, .. } = self.working.swap_remove(index);
         // No space is left, say. Of a write, the blocks may have been allocated.
         let fails = self.log.step < STEPS && self.rng.u8(0..20) == 0;
         let result = if fails { Err(IoError::from_errno(libc::ENOSPC, "allocating")) } else { Ok(()) };
@@ -404,7 +409,10 @@ impl World {
         if !fails && !forgets {
             self.filesystem.make_durable();
         }
-        let layout = if fails { Vec::new() } else { self.filesystem.layout(what.range()) };
+        let layout = match fails {
+            true => Vec::new(),
+            false => known.unwrap_or_else(|| self.filesystem.layout(what.range())),
+        };
         let layout = if self.planted.has(Bug::GrantShared) { checks::shared_as_own(layout) } else { layout };
         let layout = match self.planted.has(Bug::GrantUnwritten) {
             true => self.filesystem.unwritten_as_written(layout),

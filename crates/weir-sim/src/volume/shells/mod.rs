@@ -49,9 +49,10 @@ const MOST_STEPS: u64 = 1_000_000;
 const TURN: Duration = Duration::from_micros(2);
 
 /// The planted bugs that it does not find. Three are left to the simulation of the cores: they need a coordinator that does old requests late
-/// beside a new connection. The last one is too rare: no seed of the first 400 finds it.
-const NOT_FOUND: [Bug; 4] =
-    [Bug::WelcomeBesideFormer, Bug::ForgetDoubt, Bug::ForgetGivenUp, Bug::OvertakeFull];
+/// beside a new connection. `GrantOutdated` needs a shell that knows a layout from before a change: this one forgets it when the change begins
+/// ([`Bug::KeepClonedLayout`]). The last one is too rare: no seed of the first 400 finds it.
+const NOT_FOUND: [Bug; 5] =
+    [Bug::WelcomeBesideFormer, Bug::ForgetDoubt, Bug::ForgetGivenUp, Bug::GrantOutdated, Bug::OvertakeFull];
 
 /// The planted bugs that it finds: of one file, and of the shells.
 #[must_use]
