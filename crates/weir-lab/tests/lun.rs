@@ -292,8 +292,9 @@ fn a_disk_on_a_full_lun_is_deleted_by_force_with_what_only_its_log_has() {
         let (mut writer, view) = fill(&pool, disk, owner);
         assert!(view.reason.contains("no space left"), "{}", view.reason);
         let client = pool.bench.lab.client(owner).unwrap().patience(Duration::from_secs(20));
-        let delete =
-            |force, dry_run| client.delete(disk, &Delete { name: disk.into(), force, dry_run, import: None });
+        let delete = |force, dry_run| {
+            client.delete(disk, &Delete { name: disk.into(), force, dry_run, ..Delete::default() })
+        };
         assert_eq!(delete(false, false).unwrap_err().kind, ApiErrorKind::Refused);
         let preview = delete(true, true).unwrap();
         assert!(preview.allocated.is_some_and(|bytes| bytes > TOO_MUCH / 2), "{preview:?}");
@@ -359,8 +360,8 @@ fn a_volume_that_nobody_serves_is_named_with_the_reason() {
     // Whoever only tries is no coordinator, and most of its attempts are in one epoch.
     eventually(&pool, "trying", || pool.lun(other).trouble.contains("is trying (fencing)"));
     assert_eq!(pool.lun(other).coordinator, None);
-    let refused = client
-        .delete("nothing", &Delete { name: "nothing".into(), force: false, dry_run: true, import: None });
+    let refused =
+        client.delete("nothing", &Delete { name: "nothing".into(), dry_run: true, ..Delete::default() });
     assert_eq!(refused.unwrap_err().kind, ApiErrorKind::NotFound);
     let wanted = CreateDisk {
         name: "new".into(),

@@ -3,6 +3,7 @@
 use std::io::{self, IoSlice, IoSliceMut};
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
 use rustix::io::Errno;
 use tokio::sync::oneshot;
@@ -31,6 +32,8 @@ pub struct Bridge {
     payload: Range<usize>,
     translation: Translation,
     has_ended: bool,
+    /// It has given the file back, and waits for what nobody is told any more.
+    stale: Option<Arc<()>>,
 }
 
 impl Bridge {
@@ -47,6 +50,7 @@ impl Bridge {
             payload: 0..0,
             translation: Translation::default(),
             has_ended: false,
+            stale: None,
         }
     }
 
@@ -80,7 +84,10 @@ impl Bridge {
             Asked::Closed | Asked::Ended => {
                 self.has_ended = true;
                 // At once: the connection may have to wait for what killed readers have asked for, and openers would wait with it.
-                self.give_back();
+                self.stale = file.outlive();
+                if self.stale.is_some() {
+                    self.give_back();
+                }
                 return Ok(false);
             }
             Asked::Io(io) => {
@@ -128,6 +135,7 @@ impl Bridge {
         self.translation.leave(&mut file);
         // This fails when the task that mounted the file has ended; then the file is unmounted, too.
         let _ = back.send(file);
+        (self.request, self.payload) = (Box::default(), 0..0);
     }
 }
 

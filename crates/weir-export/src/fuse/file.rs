@@ -27,6 +27,9 @@ const ROOT: u64 = 1;
 /// Requests that wait for the disk to come back, at most; further ones fail (P10).
 const MOST_UNANSWERED: usize = 4096;
 
+/// Connections that wait for answers to killed programs, at most: with more the next opener waits, too (P10).
+const MOST_STALE: usize = 16;
+
 /// Modes of `fallocate(2)`.
 const KEEP_SIZE: u32 = 0x01;
 const PUNCH_HOLE: u32 = 0x02;
@@ -139,6 +142,8 @@ pub struct File {
     openers: u64,
     /// Requests that were taken and not answered: the disk has gone meanwhile.
     unanswered: Vec<(Sender, IoKind)>,
+    /// Held by connections whose last opener has gone before all was answered.
+    stale: Arc<()>,
 }
 
 impl File {
@@ -146,7 +151,8 @@ impl File {
     #[must_use]
     pub fn new(name: &str, access: Access, size: Arc<AtomicU64>, since: u64) -> File {
         let name = name.to_owned();
-        File { name, access, size, since, resends: false, openers: 0, unanswered: Vec::new() }
+        let (unanswered, stale) = (Vec::new(), Arc::default());
+        File { name, access, size, since, resends: false, openers: 0, unanswered, stale }
     }
 
     /// The disk.
@@ -165,6 +171,11 @@ impl File {
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         !self.unanswered.is_empty()
+    }
+
+    /// For a connection that is to outlive its part in this file; `None`: there are enough of them (P10).
+    pub(super) fn outlive(&self) -> Option<Arc<()>> {
+        (Arc::strong_count(&self.stale) <= MOST_STALE).then(|| Arc::clone(&self.stale))
     }
 
     fn size(&self) -> u64 {

@@ -357,9 +357,13 @@ pub struct Delete {
     /// The disk's name again, so that a request meant for another disk does no harm; not needed with `force` or `dry_run`.
     #[serde(default)]
     pub name: String,
-    /// Also when clients are connected, when its owner is gone, or cannot open it; never while the owner is isolated and serves it.
+    /// Also when clients are connected, when its owner is gone, or cannot open it; never while the owner is isolated and serves it. An
+    /// export or a block device, which stays, is destaged first, if the disk is open.
     #[serde(default)]
     pub force: bool,
+    /// As `force`, and never destaged first: what the write log alone has is lost.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub discard: bool,
     /// Only say what would be deleted.
     #[serde(default)]
     pub dry_run: bool,

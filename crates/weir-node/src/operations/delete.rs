@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use weir_block::Nanos;
 use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Mode, NodeRef, Source, VolumeKind, keys};
 
@@ -25,15 +24,6 @@ const SNAPSHOTS: Duration = Duration::from_secs(2);
 /// Longest wait for a disk to be destaged before it is deleted: a client waits for a minute.
 const DESTAGED: Duration = Duration::from_secs(45);
 
-/// The same by force, which may have to wait for the end of I/O then.
-const DESTAGED_BY_FORCE: Duration = Duration::from_secs(25);
-
-/// Storage that takes nothing for so long is not waited for by force.
-const TAKES_NOTHING: Duration = Duration::from_secs(5);
-
-/// Pause between two looks at what it takes.
-const LOOK: Duration = Duration::from_millis(200);
-
 impl Operations {
     /// Deletes a disk and its data, or says what would be deleted.
     ///
@@ -41,6 +31,7 @@ impl Operations {
     /// As [`Operations::disks`].
     pub async fn delete(&self, name: &str, wanted: Delete) -> Answer<Deleted> {
         check_named(name)?;
+        let wanted = Delete { force: wanted.force || wanted.discard, ..wanted };
         if wanted.name != name && !wanted.force && !wanted.dry_run {
             let message = match wanted.name.as_str() {
                 "" => format!("the request to delete disk {name} does not repeat its name"),
@@ -86,17 +77,9 @@ impl Operations {
             0 => String::new(),
             clients => readers::connected(&self.node, name, clients),
         };
-        // A device or an export outlives its disk, and with it everything that is destaged.
-        let outlives = !matches!(record.source, Source::File { .. });
-        let undestaged = match open.filter(|_| wanted.force) {
-            Some(status) if outlives && wanted.dry_run => {
-                let lost = not_destaged(&status);
-                (!lost.is_empty()).then(|| format!("what its storage does not take of {lost}"))
-            }
-            Some(_) if outlives => self.destage_by_force(name).await?,
-            Some(status) => Some(not_destaged(&status)),
-            None => None,
-        };
+        // Whether the storage takes what is left is for the operator to judge: it may be slow, or wait for a former owner's last I/O.
+        let discards = wanted.discard || wanted.force && !outlives(&record);
+        let undestaged = open.filter(|_| discards).map(|status| not_destaged(&status));
         let lost = unopened.or(undestaged);
         let lost_text = lost.clone().unwrap_or_default();
         let (disk, done) = (name.to_owned(), !wanted.dry_run);
@@ -109,7 +92,12 @@ impl Operations {
             self.finish_removal(&record, &wanted).await?;
         } else {
             if record.owner.as_ref() == Some(&self.me()) {
-                self.release(name).await?;
+                self.release(name).await.map_err(|error| match error.kind {
+                    ApiErrorKind::Unavailable if outlives(&record) => {
+                        error.hint("destaging goes on: delete it again later, or with --discard at once, without what its log alone has")
+                    }
+                    _ => error,
+                })?;
             }
             if let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await? {
                 return self.forward(&coordinator, name, "delete", &wanted).await;
@@ -172,35 +160,8 @@ impl Operations {
         let lost = open.map_or_else(String::new, |status| format!(" ({})", not_destaged(&status)));
         let message = format!("disk {name} has not been destaged within {} s{lost}", DESTAGED.as_secs());
         Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(
-            "destaging goes on: delete it again later, or with --force, without what its storage does not take",
+            "destaging goes on: delete it again later, or with --force at once, without what its log alone has",
         ))
-    }
-
-    /// Destages and closes a disk that is open here, as long as its storage takes anything. Returns what is lost otherwise.
-    async fn destage_by_force(&self, name: &str) -> Answer<Option<String>> {
-        self.check_not_compacting(name)?;
-        let mut release = std::pin::pin!(self.ask(name, |done| Request::Release { done }));
-        let (began, mut destaged, mut took) = (Nanos::now(), None, Nanos::now());
-        loop {
-            if let Ok(released) = tokio::time::timeout(LOOK, &mut release).await {
-                return released.map(|()| None);
-            }
-            let open = self.node.shards.status().await;
-            let open = open.into_iter().find(|status| status.disk == name && status.role == "owner");
-            let now = Nanos::now();
-            if open.as_ref().map(|status| status.destaged) != destaged {
-                (destaged, took) = (open.as_ref().map(|status| status.destaged), now);
-            }
-            if now - took >= TAKES_NOTHING {
-                return Ok(Some(open.map_or_else(String::new, |status| not_destaged(&status))));
-            }
-            if now - began >= DESTAGED_BY_FORCE {
-                let lost = open.map_or_else(String::new, |status| format!(" ({})", not_destaged(&status)));
-                let message = format!("disk {name} has not been destaged within {DESTAGED_BY_FORCE:?}{lost}");
-                return Err(ApiError::new(ApiErrorKind::Unavailable, message)
-                    .hint("destaging goes on, as its storage takes it: delete the disk again later"));
-            }
-        }
     }
 
     /// The record of a disk on a LUN is gone, and its file is its volume's coordinator's to remove.
@@ -314,7 +275,11 @@ impl Operations {
             (Some(_), clients @ 1..) if mine => refuse(readers::connected(&self.node, &record.name, clients)),
             _ if open.is_some_and(is_stuck) => {
                 let lost = open.map(not_destaged).unwrap_or_default();
-                refuse(format!("its storage takes nothing, and a deletion loses {lost}"))
+                let refused = refuse(format!("its storage takes nothing, and a deletion loses {lost}"));
+                match outlives(record) {
+                    true => refused.map_err(|error| error.hint("--discard deletes it all the same")),
+                    false => refused,
+                }
             }
             (Some(owner), _) if !mine => {
                 refuse(format!("its owner {owner} is gone; writes in its log may be lost"))
@@ -336,6 +301,11 @@ impl Operations {
         self.check_coordinated(&record.volume).await?;
         provisioning::remove(&self.node, &entry, &record, String::new()).await
     }
+}
+
+/// A device or an export stays when its disk is deleted, and with it everything that is destaged.
+fn outlives(record: &DiskRecord) -> bool {
+    !matches!(record.source, Source::File { .. })
 }
 
 /// Its storage takes nothing.
@@ -374,7 +344,7 @@ mod tests {
         })
         .await;
         let operations = Operations::new(Arc::clone(&node), Arc::default(), Arc::default());
-        let wanted = |dry_run| Delete { name: "d".into(), force: true, dry_run, import: None };
+        let wanted = |dry_run| Delete { force: true, dry_run, ..Delete::default() };
         for dry_run in [true, false] {
             node.rights.hear(&rights::key(&record), "b", record.epoch);
             let refused = operations.delete("d", wanted(dry_run)).await.unwrap_err();

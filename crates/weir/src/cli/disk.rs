@@ -193,10 +193,13 @@ pub enum DiskCommand {
         #[arg(long)]
         yes: bool,
         /// Also while clients are connected, when its owner is gone, or cannot open it because its backing is gone. Writes that only
-        /// the write log has are lost then. A block device or an export, which stays, first gets those that it takes, if the disk is
-        /// open.
+        /// the write log has are lost then. A block device or an export, which stays, gets them first, if the disk is open.
         #[arg(long)]
         force: bool,
+        /// As --force, and without waiting for a block device or an export that takes nothing: writes that only the write log has
+        /// are lost.
+        #[arg(long)]
+        discard: bool,
     },
 }
 

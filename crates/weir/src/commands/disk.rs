@@ -96,17 +96,20 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
             print(global.output, &any_node(global)?.resize(&name, size.0)?, show)
         }
         DiskCommand::Compact { name, dry_run } => compact::run(global, &name, dry_run),
-        DiskCommand::Delete { name, dry_run, yes, force } => delete(global, &name, dry_run, yes, force),
+        DiskCommand::Delete { name, dry_run, yes, force, discard } => {
+            let wanted = Delete { force, discard, dry_run, ..Delete::default() };
+            delete(global, &name, &wanted, yes)
+        }
     }
 }
 
-fn delete(global: &Global, name: &str, dry_run: bool, yes: bool, force: bool) -> Result<(), Failure> {
+fn delete(global: &Global, name: &str, wanted: &Delete, yes: bool) -> Result<(), Failure> {
     let client = any_node(global)?;
-    if !dry_run && !yes {
-        let would = client.delete(name, &Delete { force, dry_run: true, ..Delete::default() })?;
+    if !wanted.dry_run && !yes {
+        let would = client.delete(name, &Delete { dry_run: true, ..wanted.clone() })?;
         confirm(&sentence(&would), name)?;
     }
-    print(global.output, &client.delete(name, &Delete { force, dry_run, ..Delete::default() })?, sentence)
+    print(global.output, &client.delete(name, wanted)?, sentence)
 }
 
 fn moved(moved: &Moved) -> String {

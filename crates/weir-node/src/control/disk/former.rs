@@ -175,7 +175,7 @@ impl DiskTask {
             };
             self.event(
                 "former-io",
-                format!("{process} has ended, and {what}; nothing is written there before that is over"),
+                format!("{process} has ended, and {what}; nothing is written there before that is known to be over"),
             );
         }
     }
@@ -198,8 +198,12 @@ impl DiskTask {
                 Trace::Unknown
             }
         };
-        if seen == Trace::Gone && self.formers.outlasting.remove(&process) {
-            self.event("former-io-over", format!("{process}: this machine has no more I/O of it under way"));
+        if seen != Trace::InFlight && self.formers.outlasting.remove(&process) {
+            let what = match seen {
+                Trace::Gone => "this machine has no more I/O of it under way",
+                _ => "whether I/O of it is under way cannot be seen: lease.fence_grace decides",
+            };
+            self.event("former-io-over", format!("{process}: {what}"));
         }
         self.formers.traces.insert(process, seen);
     }
