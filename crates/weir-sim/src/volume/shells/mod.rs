@@ -42,6 +42,8 @@ const SIZE: u64 = BLOCKS as u64 * BLOCK;
 const NODES: usize = 3;
 /// Virtual time with faults, and the time in which everything has to end then.
 const CALM: Nanos = Nanos(3_000_000_000);
+/// After the last fault, until everybody has noticed it: what is asked for before that may still wait for too long.
+const NOTICES: Duration = Duration::from_millis(50);
 const BOUND: Nanos = Nanos(120_000_000_000);
 /// More turns than this: a shard spins.
 const MOST_STEPS: u64 = 1_000_000;
@@ -165,6 +167,8 @@ struct World {
     /// Kinds of faults in this run.
     swarm: u32,
     is_calm: bool,
+    /// Since then.
+    calm_since: Nanos,
     /// The last requests have begun: none of them may fail.
     began_last: bool,
     steps: u64,
@@ -236,6 +240,7 @@ impl World {
             mends_at: Nanos(0),
             swarm: if rng.bool() { u32::MAX } else { rng.u32(..) },
             is_calm: !faults,
+            calm_since: Nanos(0),
             began_last: false,
             steps: 0,
             counts: Counts::default(),
@@ -297,7 +302,7 @@ impl World {
             if is_over && !self.is_calm {
                 self.end_faults();
             }
-            if is_over && self.has_ended() {
+            if is_over && now >= self.calm_since + NOTICES && self.has_ended() {
                 if self.began_last {
                     break;
                 }
