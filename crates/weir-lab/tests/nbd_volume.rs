@@ -308,16 +308,22 @@ fn weir(directory: &Path, arguments: &[&str]) -> (bool, String) {
     (output.status.success(), String::from_utf8(text).unwrap())
 }
 
-/// The export stays: what its disk has acknowledged belongs there, as far as the server takes it.
-#[test]
-fn a_deletion_by_force_destages_what_the_server_takes() {
-    let _turn = alone();
+/// An image, and nbdkit with it as an export.
+fn served() -> (tempfile::TempDir, PathBuf, Server) {
     let directory = tempfile::tempdir().unwrap();
     let images = directory.path().join("images");
     std::fs::create_dir(&images).unwrap();
     let path = images.join(DISK);
     image(&path);
-    let mut server = Server::nbdkit(directory.path(), images);
+    let server = Server::nbdkit(directory.path(), images);
+    (directory, path, server)
+}
+
+/// The export stays: what its disk has acknowledged belongs there, as far as the server takes it.
+#[test]
+fn a_deletion_by_force_destages_what_the_server_takes() {
+    let _turn = alone();
+    let (directory, path, mut server) = served();
     let bench = up(directory, &server.uri(), "write-back+1");
     let lab = bench.lab.dir().to_owned();
     let delete = |more: &[&str]| weir(&lab, &[&["disk", "delete", DISK, "--yes"], more].concat());
@@ -333,7 +339,9 @@ fn a_deletion_by_force_destages_what_the_server_takes() {
     assert!(bench.disk().unwrap().detail.unwrap().dirty_bytes > 0, "the server is stopped");
     let (ok, text) = thread::scope(|scope| {
         let deleted = scope.spawn(|| delete(&["--force"]));
-        thread::sleep(Duration::from_secs(2));
+        // So that it waits for the server.
+        let state = || bench.disk().unwrap().detail.map(|detail| detail.state).unwrap_or_default();
+        await_some(SOON, || (state() == "closing").then_some(()), state);
         server.signal(Signal::CONT);
         deleted.join().unwrap()
     });
@@ -369,11 +377,7 @@ fn a_deletion_by_force_destages_what_the_server_takes() {
 #[test]
 fn a_program_that_waits_for_a_server_can_be_killed() {
     let _turn = alone();
-    let directory = tempfile::tempdir().unwrap();
-    let images = directory.path().join("images");
-    std::fs::create_dir(&images).unwrap();
-    image(&images.join(DISK));
-    let mut server = Server::nbdkit(directory.path(), images);
+    let (directory, _, mut server) = served();
     let bench = adopt(lab(&directory, true), directory, &server.uri(), "write-back+1");
     let owner = bench.owner();
     let reader = bench.lab.nodes().iter().map(|node| node.name.clone()).find(|name| *name != owner).unwrap();

@@ -32,7 +32,7 @@ pub struct Bridge {
     payload: Range<usize>,
     translation: Translation,
     has_ended: bool,
-    /// It has given the file back, and waits for what nobody is told any more.
+    /// Present once the file is given back while requests of killed programs are under way: their answers have no receiver.
     stale: Option<Arc<()>>,
 }
 
@@ -52,6 +52,14 @@ impl Bridge {
             has_ended: false,
             stale: None,
         }
+    }
+
+    fn give_back(&mut self) {
+        let (Some(mut file), Some(back)) = (self.file.take(), self.back.take()) else { return };
+        self.translation.leave(&mut file);
+        // This fails when the task that mounted the file has ended; then the file is unmounted, too.
+        let _ = back.send(file);
+        (self.request, self.payload) = (Box::default(), 0..0);
     }
 
     /// Puts the rest of the last request into the targets, from `filled` on. Returns up to where they are filled then.
@@ -126,16 +134,6 @@ impl Protection for Bridge {
 
     fn end(&mut self, _fd: BorrowedFd<'_>) {
         self.has_ended = true;
-    }
-}
-
-impl Bridge {
-    fn give_back(&mut self) {
-        let (Some(mut file), Some(back)) = (self.file.take(), self.back.take()) else { return };
-        self.translation.leave(&mut file);
-        // This fails when the task that mounted the file has ended; then the file is unmounted, too.
-        let _ = back.send(file);
-        (self.request, self.payload) = (Box::default(), 0..0);
     }
 }
 

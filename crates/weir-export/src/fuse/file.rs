@@ -94,7 +94,7 @@ pub struct Sender {
 /// A request for the disk, inside it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Io {
-    /// Who waits for it.
+    /// The thread that waits for the answer.
     pub sender: Sender,
     /// What it does.
     pub kind: IoKind,
@@ -204,7 +204,7 @@ impl File {
 
     fn act(&mut self, device: BorrowedFd<'_>, header: &InHeader, body: &[u8]) -> Result<Asked, Errno> {
         let unique = header.unique;
-        let sender = Sender { unique, thread: header.pid };
+        let sender = Sender::of(header);
         let done = |result: io::Result<()>| {
             if let Err(error) = result {
                 tracing::debug!(%error, "fuse: an answer was not taken");
@@ -322,7 +322,7 @@ impl File {
         let left = self.size().saturating_sub(transfer.offset);
         let (offset, length) = (transfer.offset, u64::from(transfer.size).min(left));
         let start = size_of::<TransferIn>();
-        let sender = Sender { unique: header.unique, thread: header.pid };
+        let sender = Sender::of(header);
         if header.opcode == opcode::READ {
             let whole = transfer.size <= LARGEST;
             let io = Io { sender, kind: IoKind::Read, offset, length, payload: 0..0 };
@@ -455,6 +455,10 @@ impl File {
 }
 
 impl Sender {
+    fn of(header: &InHeader) -> Sender {
+        Sender { unique: header.unique, thread: header.pid }
+    }
+
     /// Its end is certain, and nothing comes of the request after it. A program that handles its signal does not expect that a read of a
     /// file is cut short.
     pub(super) fn lets_go_of(self, kind: IoKind) -> bool {

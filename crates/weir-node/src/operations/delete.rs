@@ -92,12 +92,11 @@ impl Operations {
             self.finish_removal(&record, &wanted).await?;
         } else {
             if record.owner.as_ref() == Some(&self.me()) {
-                self.release(name).await.map_err(|error| match error.kind {
-                    ApiErrorKind::Unavailable if outlives(&record) => {
-                        error.hint("destaging goes on: delete it again later, or with --discard at once, without what its log alone has")
-                    }
-                    _ => error,
-                })?;
+                let at_once = by_loss(&record);
+                let otherwise = format!(
+                    "delete it again later, or with {at_once} at once, without what its log alone has"
+                );
+                self.release(name, &otherwise).await?;
             }
             if let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await? {
                 return self.forward(&coordinator, name, "delete", &wanted).await;
@@ -148,8 +147,9 @@ impl Operations {
         provisioning::check_no_snapshots(name, &names)
     }
 
-    /// Destages and closes a disk that is open here, for as long as a client waits.
-    pub(super) async fn release(&self, name: &str) -> Answer<()> {
+    /// Destages and closes a disk that is open here, for as long as a client waits. `otherwise`: what the operator can do if that does not
+    /// suffice.
+    pub(super) async fn release(&self, name: &str, otherwise: &str) -> Answer<()> {
         self.check_not_compacting(name)?;
         let release = self.ask(name, |done| Request::Release { done });
         if let Ok(released) = tokio::time::timeout(DESTAGED, release).await {
@@ -159,9 +159,7 @@ impl Operations {
         let open = open.into_iter().find(|status| status.disk == name && status.role == "owner");
         let lost = open.map_or_else(String::new, |status| format!(" ({})", not_destaged(&status)));
         let message = format!("disk {name} has not been destaged within {} s{lost}", DESTAGED.as_secs());
-        Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(
-            "destaging goes on: delete it again later, or with --force at once, without what its log alone has",
-        ))
+        Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(format!("destaging goes on: {otherwise}")))
     }
 
     /// The record of a disk on a LUN is gone, and its file is its volume's coordinator's to remove.
@@ -263,10 +261,11 @@ impl Operations {
         if force {
             return Ok(());
         }
-        let refuse = |reason: String| {
+        let refuse_unless = |flag: &str, reason: String| {
             Err(ApiError::new(ApiErrorKind::Refused, format!("disk {}: {reason}", record.name))
-                .hint("--force deletes it all the same"))
+                .hint(format!("{flag} deletes it all the same")))
         };
+        let refuse = |reason| refuse_unless("--force", reason);
         if let Some(lost) = lost {
             return refuse(format!("it cannot be opened, and a deletion loses {lost}"));
         }
@@ -275,11 +274,10 @@ impl Operations {
             (Some(_), clients @ 1..) if mine => refuse(readers::connected(&self.node, &record.name, clients)),
             _ if open.is_some_and(is_stuck) => {
                 let lost = open.map(not_destaged).unwrap_or_default();
-                let refused = refuse(format!("its storage takes nothing, and a deletion loses {lost}"));
-                match outlives(record) {
-                    true => refused.map_err(|error| error.hint("--discard deletes it all the same")),
-                    false => refused,
-                }
+                refuse_unless(
+                    by_loss(record),
+                    format!("its storage takes nothing, and a deletion loses {lost}"),
+                )
             }
             (Some(owner), _) if !mine => {
                 refuse(format!("its owner {owner} is gone; writes in its log may be lost"))
@@ -306,6 +304,11 @@ impl Operations {
 /// A device or an export stays when its disk is deleted, and with it everything that is destaged.
 fn outlives(record: &DiskRecord) -> bool {
     !matches!(record.source, Source::File { .. })
+}
+
+/// The flag that deletes an open disk without destaging.
+fn by_loss(record: &DiskRecord) -> &'static str {
+    if outlives(record) { "--discard" } else { "--force" }
 }
 
 /// Its storage takes nothing.

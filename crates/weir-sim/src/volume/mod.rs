@@ -387,7 +387,7 @@ impl World {
             Job::Change { range, .. } => self.filesystem.begin(range, true, &mut self.rng),
         };
         let reads = matches!(what, Job::Request { request, .. } if !request.kind.changes());
-        // What a node knows of the layout may be from then.
+        // A coordinator may answer with the layout of the read's beginning.
         let known = (reads && self.rng.bool()).then(|| self.filesystem.layout(what.range()));
         self.working.push(Working { job, what, copying, known, is_orphan: false });
     }

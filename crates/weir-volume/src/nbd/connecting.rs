@@ -88,7 +88,7 @@ impl NbdBacking {
         }
     }
 
-    /// What becomes of requests, for an event: they wait, or the time for that is over.
+    /// Whether requests wait or fail, as a sentence for an event.
     fn effect(&self, wait: &str, until: &str) -> String {
         match self.fails {
             true => format!("Requests fail until {until}"),

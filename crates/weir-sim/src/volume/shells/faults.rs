@@ -200,7 +200,7 @@ impl World {
 
     /// From now on everything works.
     pub fn end_faults(&mut self) {
-        (self.is_calm, self.calm_since) = (true, self.world.now());
+        self.calm_since = Some(self.world.now());
         self.faults_at = Nanos::NEVER;
         self.log.note(|| "no more faults".into());
         self.world.unblock();

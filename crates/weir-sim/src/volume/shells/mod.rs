@@ -166,9 +166,8 @@ struct World {
     mends_at: Nanos,
     /// Kinds of faults in this run.
     swarm: u32,
-    is_calm: bool,
-    /// Since then.
-    calm_since: Nanos,
+    /// The time of the last fault, once there are no more.
+    calm_since: Option<Nanos>,
     /// The last requests have begun: none of them may fail.
     began_last: bool,
     steps: u64,
@@ -239,8 +238,7 @@ impl World {
             faults_at: if faults { Nanos(50_000_000) } else { Nanos::NEVER },
             mends_at: Nanos(0),
             swarm: if rng.bool() { u32::MAX } else { rng.u32(..) },
-            is_calm: !faults,
-            calm_since: Nanos(0),
+            calm_since: (!faults).then_some(Nanos(0)),
             began_last: false,
             steps: 0,
             counts: Counts::default(),
@@ -299,10 +297,11 @@ impl World {
     fn run(&mut self) {
         while self.log.violation.is_none() {
             let (now, is_over) = (self.world.now(), self.world.now() >= CALM);
-            if is_over && !self.is_calm {
+            if is_over && self.calm_since.is_none() {
                 self.end_faults();
             }
-            if is_over && now >= self.calm_since + NOTICES && self.has_ended() {
+            let is_noticed = self.calm_since.is_some_and(|since| now >= since + NOTICES);
+            if is_over && is_noticed && self.has_ended() {
                 if self.began_last {
                     break;
                 }
