@@ -49,6 +49,7 @@ impl DiskTask {
             }
             Request::DeleteUndestaged { lost, done } => {
                 let _ = done.send(self.delete_undestaged(lost).await);
+                self.resume_close().await;
             }
             Request::Follow { to, done } => {
                 let _ = done.send(self.follow(to.as_ref()).await);
@@ -373,7 +374,7 @@ impl DiskTask {
         self.node.rights.end(&self.name);
         self.node.here.remove(&self.name);
         (self.local, self.arrival) = (Local::Closed, None);
-        (self.doubt, self.refused, self.holds_clients) = (None, false, false);
+        (self.doubt, self.refused, self.holds_clients, self.closing) = (None, false, false, false);
         let (disk, deadline) = (self.name.clone(), Nanos::now() + END_OF_IO);
         let release = |done| Command::ReleaseDisk { disk, keep: true, done };
         let late = |_: &mut DiskTask| {
@@ -386,6 +387,16 @@ impl DiskTask {
         })
     }
 
+    /// A deletion has ended the wait for a close, and was refused. The shard closes the disk all the same: it is opened again after that.
+    async fn resume_close(&mut self) {
+        if !self.closing {
+            return;
+        }
+        if let Err(error) = self.close().await {
+            tracing::debug!(disk = self.name, %error, "it is not closed");
+        }
+    }
+
     async fn close(&mut self) -> Result<(), ApiError> {
         self.node.here.remove(&self.name);
         let disk = self.name.clone();
@@ -394,8 +405,9 @@ impl DiskTask {
             let deleted = || "it is being deleted, with what its log has".to_owned();
             task.is_taken().then(taken).or_else(|| task.waiting.iter().any(is_deletion).then(deleted))
         };
-        let closing = self.ask_until(|done| Command::Close { disk, done }, None, over).await;
-        let closed = closing.and_then(|closed| closed);
+        let closed = self.ask_until(|done| Command::Close { disk, done }, None, over).await;
+        self.closing = closed.is_err();
+        let closed = closed.and_then(|closed| closed);
         closed.map_err(|reason| {
             ApiError::new(ApiErrorKind::Failed, format!("disk {} cannot be closed: {reason}", self.name))
         })?;

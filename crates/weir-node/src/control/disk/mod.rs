@@ -111,6 +111,8 @@ struct DiskTask {
     doubt: Option<u64>,
     /// The shard holds the disk's clients for a move that has not failed so far.
     holds_clients: bool,
+    /// The shard closes the disk, and this task has stopped waiting for that.
+    closing: bool,
     /// The open disk is told to be write-through, whatever its policy, because it is about to be closed for a move.
     empties: bool,
     /// Why it could not be made ready to be closed, and until when no drain tries that again.
@@ -171,6 +173,7 @@ impl DiskTask {
             unheard: silence::Unheard::default(),
             doubt: None,
             holds_clients: false,
+            closing: false,
             empties: false,
             not_ready: None,
             changing: false,

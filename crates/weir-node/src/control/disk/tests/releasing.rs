@@ -4,6 +4,7 @@ use weir_cluster::registry::Transaction;
 use weir_volume::{BackingOptions, DirVolume, OpenedFile};
 
 use super::*;
+use crate::ApiErrorKind;
 
 /// Replaces what is under the disk's key and waits until the node has seen it.
 async fn overwrite(node: &Node, value: &str) {
@@ -314,4 +315,51 @@ async fn a_former_followers_write_moves_no_disk() {
     let refused = task.move_to(&NodeRef::new("b", 1), Why::Followed).await.unwrap_err();
     assert!(refused.message.contains("does not follow it any more"), "{refused}");
     assert_eq!(task.known().unwrap().owner, Some(task.me.clone()));
+}
+
+/// Nothing would open the disk again that its shard has closed, and nobody could use it.
+#[tokio::test]
+async fn a_deletion_that_is_refused_leaves_no_disk_that_is_half_closed() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut node, _told) = node(directory.path()).await;
+    let (commands, mut queue) = mpsc::channel(16);
+    Arc::get_mut(&mut node).unwrap().shards = Shards::new(vec![ShardQueue::new(commands, || {})]);
+    let (asked, mut closing) = mpsc::channel(16);
+    tokio::spawn(async move {
+        while let Some(command) = queue.recv().await {
+            if let Command::Close { done, .. } = command {
+                asked.send(done).await.unwrap();
+            }
+        }
+    });
+    // It is on a volume that is not there.
+    let record = disk_of_a(&node, |_| {}).await;
+    let (mut task, inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    let (done, released) = oneshot::channel();
+    let (deletion, deleted) = oneshot::channel();
+    let (first, ()) = tokio::join!(
+        async {
+            task.on_request(Request::Release { done }).await;
+            closing.recv().await.unwrap()
+        },
+        async {
+            let request = Request::DeleteUndestaged { lost: "4096 bytes".into(), done: deletion };
+            inbox.send(Message::Request(request)).await.unwrap();
+        }
+    );
+    assert!(released.await.unwrap().unwrap_err().message.contains("it is being deleted"));
+    assert!(first.is_closed() && task.local == Local::Open { epoch: 3 });
+    let request = task.waiting.pop().unwrap();
+    let (second, ()) = tokio::join!(
+        async {
+            let second = weir_task::timeout(SOON, closing.recv()).await.expect("nobody closes it").unwrap();
+            let refused = deleted.await.unwrap().unwrap_err();
+            assert_eq!(refused.kind, ApiErrorKind::NotFound, "{refused}");
+            second.send(Ok(()))
+        },
+        task.on_request(request)
+    );
+    second.unwrap();
+    assert_eq!((task.local, task.closed_since(&record)), (Local::Closed, Some(3)));
 }
