@@ -24,7 +24,7 @@ use weir_load::verify::Atomicity;
 use weir_load::verifying::{Settings, VerifyingLoad};
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
-use weir_node::api::{AdoptExport, CreateVolume, Export, Medium};
+use weir_node::api::{AdoptExport, CreateVolume, Export, HealthLevel, Medium};
 use weir_node::config::FilesElsewhere;
 
 /// The longest time for which a change of a broken connection may land.
@@ -317,6 +317,34 @@ fn served() -> (tempfile::TempDir, PathBuf, Server) {
     image(&path);
     let server = Server::nbdkit(directory.path(), images);
     (directory, path, server)
+}
+
+/// The log is in one place then, and the disk is not open anywhere: nobody but its owner's status says so.
+#[test]
+fn a_takeover_while_the_server_is_away_shows_what_is_at_risk() {
+    let _turn = alone();
+    let (directory, path, mut server) = served();
+    let mut bench = up(directory, &server.uri(), "write-back+1");
+    let owner = bench.owner();
+    server.kill();
+    let mut nbd = NbdClient::connect(&Uri::unix(&bench.lab.node(&owner).unwrap().nbd_unix, DISK)).unwrap();
+    nbd.write(0, &[1; 1 << 20], false).unwrap();
+    bench.lab.kill(&owner).unwrap();
+    let view = || bench.lab.any_client().unwrap().disk(DISK).unwrap();
+    let in_log = || Some(view()).filter(|view| view.undestaged_bytes == Some(1 << 20));
+    let unopened = await_some(SOON, in_log, || format!("{:#?}", view()));
+    assert!(unopened.reason.contains("cannot connect to"), "{}", unopened.reason);
+    let successor = unopened.owner.unwrap();
+    let health = bench.lab.client(&successor).unwrap().status().unwrap().health;
+    assert_eq!(health.level, HealthLevel::AtRisk);
+    let risk = format!("disk {DISK}: 1 MiB of acknowledged writes only on node {successor}");
+    assert!(health.reasons.contains(&risk), "{health:?}");
+    let (ok, text) = weir(bench.lab.dir(), &["disk", "export", DISK]);
+    assert!(!ok && !text.is_empty(), "{text}");
+    server.begin();
+    let open = bench.wait(|view| view.detail.as_ref().is_some_and(|detail| detail.dirty_bytes == 0));
+    assert_eq!((open.owner, open.undestaged_bytes), (Some(successor), None));
+    assert_eq!(std::fs::read(&path).unwrap()[..1 << 20], [1; 1 << 20]);
 }
 
 /// The export stays: what its disk has acknowledged belongs there, as far as the server takes it.

@@ -71,12 +71,21 @@ pub struct DiskView {
     pub uris: Vec<String>,
     /// Watermarks and the like, as its owner says; absent when no node has it open, or its owner does not answer.
     pub detail: Option<DiskStatus>,
+    /// Bytes of acknowledged writes in the log of a disk that its owner could not open.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub undestaged_bytes: Option<u64>,
     /// The registry is away; the rest is the asked node's view from this many seconds ago.
     #[serde(default)]
     pub registry_age_seconds: Option<f64>,
 }
 
 impl DiskView {
+    /// Bytes of acknowledged writes that only its log has, if that is known.
+    #[must_use]
+    pub fn dirty_bytes(&self) -> Option<u64> {
+        self.detail.as_ref().map(|detail| detail.dirty_bytes).or(self.undestaged_bytes)
+    }
+
     /// The state of a disk whose owner is gone and that another node takes over.
     pub const TAKEOVER: &str = "takeover";
 

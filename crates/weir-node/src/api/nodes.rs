@@ -156,6 +156,9 @@ pub struct Owned {
     /// Those that could not be opened here, and why.
     #[serde(default)]
     pub unopened: BTreeMap<String, String>,
+    /// Bytes of acknowledged writes in the log of those, as far as its copy is here.
+    #[serde(default)]
+    pub undestaged: BTreeMap<String, u64>,
     /// Its part in the coordination of volumes on LUNs.
     #[serde(default)]
     pub volumes: Vec<VolumePart>,

@@ -75,9 +75,9 @@ fn at_risk(disk: &DiskView, nodes: &[NodeView]) -> Option<String> {
     let holders: Vec<&str> =
         disk.owner.as_deref().filter(|_| owner_has_it).into_iter().chain(replicas).collect();
     let wanted = disk.requested.parse().map_or(0, Policy::replicas) + 1;
-    let dirty = match &disk.detail {
-        Some(detail) if detail.dirty_bytes == 0 => return None,
-        Some(detail) => format!("{} of acknowledged writes", about(detail.dirty_bytes)),
+    let dirty = match disk.dirty_bytes() {
+        Some(0) => return None,
+        Some(bytes) => format!("{} of acknowledged writes", about(bytes)),
         // If the owner is gone or silent, the dirty bytes are unknown.
         None if disk.state == DiskView::TAKEOVER => "acknowledged writes".to_owned(),
         None => return None,
@@ -242,6 +242,16 @@ mod tests {
         let again = DiskView { lost_replicas: vec!["n2".into()], ..lost(1) };
         let said = line(&status(&UP, vec![again]));
         assert!(said.starts_with("at risk: disk d: 1 B of acknowledged writes only on node n1; "), "{said}");
+        // Another node has taken it over, and its storage is away.
+        let unopened = DiskView {
+            undestaged_bytes: Some(1 << 10),
+            ..disk("opening", "write-back+1", "write-back+1", None)
+        };
+        let said = line(&status(&LOST, vec![unopened]));
+        assert!(
+            said.starts_with("at risk: disk d: 1 KiB of acknowledged writes only on node n1; "),
+            "{said}"
+        );
         let three = [("n1", "up"), ("n2", "up"), ("n3", "down")];
         let two = DiskView {
             replicas: vec!["n2".into(), "n3".into()],

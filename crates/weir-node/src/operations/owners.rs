@@ -64,6 +64,8 @@ pub(super) enum Known<'a> {
         compacting: Option<u64>,
         /// Why its owner could not open it.
         why: Option<&'a str>,
+        /// Bytes in its log.
+        undestaged: Option<u64>,
     },
     /// Its owner does not answer.
     Silent,
@@ -95,6 +97,7 @@ impl Said {
                 unreleased: owned.unreleased.iter().any(|name| name == disk),
                 compacting: owned.compacting.get(disk).copied(),
                 why: owned.unopened.get(disk).map(String::as_str),
+                undestaged: owned.undestaged.get(disk).copied(),
             },
         }
     }
@@ -112,15 +115,20 @@ impl Operations {
 
     pub(super) async fn owned_of(&self, statuses: Vec<DiskStatus>) -> Owned {
         self.backings.look_soon(&self.node).await;
-        let disks = statuses.into_iter().filter(|status| status.role == "owner").map(|status| {
+        let unopened = self.node.here.all_unopened();
+        let (open, copies): (Vec<_>, Vec<_>) =
+            statuses.into_iter().partition(|status| status.role == "owner");
+        let copies = copies.into_iter().filter(|copy| unopened.contains_key(&copy.disk));
+        let undestaged = copies.map(|copy| (copy.disk, copy.dirty_bytes)).collect();
+        let disks = open.into_iter().map(|status| {
             let faults = self.backings.fault_of(&status.disk).into_iter().collect();
             let readers = readers::of(&self.node, &status.disk);
             DiskStatus { faults, readers, ..status }
         });
         let unreleased = self.node.here.unreleased().into_iter().collect();
         let compacting = self.node.coordinators.compactions.all_under_way();
-        let unopened = self.node.here.all_unopened();
-        Owned { disks: disks.collect(), unreleased, compacting, unopened, volumes: Vec::new() }
+        let disks = disks.collect();
+        Owned { disks, unreleased, compacting, unopened, undestaged, volumes: Vec::new() }
     }
 
     /// Asks the owners that live, all at once; none of them for longer than half a second.

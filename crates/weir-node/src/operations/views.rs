@@ -234,6 +234,7 @@ impl Operations {
     fn view(&self, record: &DiskRecord, said: &Said) -> DiskView {
         let live = self.node.records.nodes.now();
         let me = self.me();
+        let mut undestaged = None;
         let (state, reason, detail) = match &record.owner {
             None => ("closed".to_owned(), String::new(), None),
             Some(owner) if *owner == me || is_live(&live, owner) => match said.of(owner, &record.name) {
@@ -244,7 +245,10 @@ impl Operations {
                 Known::NotOpen { compacting: Some(percent), .. } => {
                     (DiskView::COMPACTING.to_owned(), format!("{percent} % copied"), None)
                 }
-                Known::NotOpen { unreleased, why, .. } => not_open(unreleased, why),
+                Known::NotOpen { unreleased, why, undestaged: log, .. } => {
+                    undestaged = log;
+                    not_open(unreleased, why)
+                }
                 Known::Silent => {
                     (DiskStatus::SILENT.to_owned(), format!("owner {} does not answer", owner.node), None)
                 }
@@ -290,6 +294,7 @@ impl Operations {
             warnings: placement::shortfall(record, &live).into_iter().collect(),
             uris,
             detail,
+            undestaged_bytes: undestaged,
             registry_age_seconds: None,
         }
     }

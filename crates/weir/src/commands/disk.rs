@@ -172,7 +172,7 @@ pub fn rows(disks: &[DiskView]) -> String {
             disk.owner.clone().unwrap_or_default(),
             disk.replicas.join(" "),
             disk.state.clone(),
-            disk.detail.as_ref().map_or_else(String::new, |detail| about(detail.dirty_bytes)),
+            disk.dirty_bytes().map_or_else(String::new, about),
         ]
     };
     let header = ["DISK", "VOLUME", "SIZE", "POLICY", "OWNER", "REPLICAS", "STATE", "DIRTY"];
@@ -232,6 +232,9 @@ pub fn show(disk: &DiskView) -> String {
     if let Some(export) = &disk.export {
         pairs.insert(2, ("export", format!("`{export}` of the volume's server")));
     }
+    if let Some(bytes) = disk.undestaged_bytes {
+        pairs.push(("dirty", about(bytes)));
+    }
     if let Some(detail) = &disk.detail {
         pairs.extend(detail.route.iter().flat_map(route));
         pairs.extend(delays(&detail.limit_delays));
@@ -280,7 +283,7 @@ fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
         ms.map_or_else(|| otherwise.to_owned(), |ms| Period(Duration::from_millis(ms)).to_string())
     };
     let rate = format!(
-        "{}/s, {} in flight; {} so far, {} of it coalesced",
+        "{}/s, at most {} at a time; {} so far, {} of it coalesced",
         about(destage.rate),
         count(destage.depth as u64, "request"),
         about(destage.destaged_bytes),

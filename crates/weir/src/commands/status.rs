@@ -68,9 +68,9 @@ fn of_shard(shard: &ShardView) -> String {
     let ShardView { shard, state, reason, long_turns, longest_turn_ms, spins, .. } = shard;
     let reason = if reason.is_empty() { String::new() } else { format!(" {reason}") };
     format!(
-        "shard {shard}: {state}{reason}; longest turn {longest_turn_ms:.1} ms, {} over 10 ms, {} without work",
+        "shard {shard}: {state}{reason}; longest turn {longest_turn_ms:.1} ms, {} over 10 ms, spun {}",
         count(*long_turns, "turn"),
-        count(*spins, "busy turn")
+        count(*spins, "time")
     )
 }
 

@@ -110,7 +110,12 @@ impl DiskTask {
         };
         if let Err(reason) = self.open(&next).await {
             self.give_back(&next).await;
-            return Err(self.not_openable(&reason));
+            let error = self.not_openable(&reason);
+            let is_kept = self.record().is_some_and(|record| record.owner.as_ref() == Some(&self.me));
+            return Err(match is_kept {
+                true => error.hint(format!("{} tries again by itself every few seconds", self.me.node)),
+                false => error,
+            });
         }
         Ok(())
     }

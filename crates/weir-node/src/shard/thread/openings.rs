@@ -256,6 +256,7 @@ impl Turning {
                 effective: configuration.effective(),
                 // The log that it goes on from is still counted as a replica's.
                 log_bytes: if self.has_replica(disk) { 0 } else { *log_bytes },
+                dirty_bytes: self.dirty_bytes_of_replica(disk),
                 ..DiskStatus::default()
             }
         })

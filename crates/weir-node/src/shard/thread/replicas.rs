@@ -59,7 +59,7 @@ impl Replica {
             promised: 0,
             destaged: 0,
             freed: log.freed(),
-            dirty_bytes: log.range(0, log.last()).map(|(_, record)| record.weight()).sum(),
+            dirty_bytes: self.dirty_bytes(),
             log_used_bytes: log.used(),
             log_bytes: log.capacity(),
             destage: DestageStatus::default(),
@@ -71,6 +71,11 @@ impl Replica {
             is_full: false,
             route: None,
         }
+    }
+
+    fn dirty_bytes(&self) -> u64 {
+        let log = self.host.replica().log();
+        log.range(0, log.last()).map(|(_, record)| record.weight()).sum()
     }
 }
 
@@ -94,6 +99,11 @@ impl Turning {
 
     fn replica_of(&self, disk: &str) -> Option<usize> {
         self.replicas.iter().find(|(_, replica)| replica.disk == disk).map(|(slot, _)| slot)
+    }
+
+    /// Bytes in the copy of the disk's log, if one is here.
+    pub(super) fn dirty_bytes_of_replica(&self, disk: &str) -> u64 {
+        self.replica_of(disk).map_or(0, |slot| self.replicas[slot].dirty_bytes())
     }
 
     pub(super) fn has_replica(&self, disk: &str) -> bool {

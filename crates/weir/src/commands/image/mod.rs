@@ -212,15 +212,17 @@ fn stands_still(client: &Client, source: &CloneSource) -> Result<(String, Option
     };
     let view = client.disk(&source.disk)?;
     // An owner that does not answer may have clients.
-    let is_unused = match (&view.owner, view.detail) {
-        (None, _) => true,
-        (Some(_), detail) => detail.is_some_and(|detail| detail.clients == 0),
+    let disk = &source.disk;
+    let (state, hint) = match (&view.owner, &view.detail) {
+        (None, _) => return Ok((disk.clone(), None)),
+        (Some(_), Some(detail)) if detail.clients == 0 => return Ok((disk.clone(), None)),
+        (Some(_), Some(_)) => ("in use".to_owned(), "shut its guest down, and try again".to_owned()),
+        (Some(_), None) => {
+            (view.state.clone(), format!("`weir disk show {disk}` tells why; try again when it is open"))
+        }
     };
-    if is_unused {
-        return Ok((source.disk.clone(), None));
-    }
-    let message = format!("disk {} is in use, and cannot be cloned: {}", source.disk, refused.message);
-    Err(Failure::refused(message).hint("shut its guest down, and try again"))
+    let message = format!("disk {disk} is {state}, and cannot be cloned: {}", refused.message);
+    Err(Failure::refused(message).hint(hint))
 }
 
 /// Returns the disk's bytes, and those that the file takes.

@@ -156,7 +156,7 @@ impl Row {
         let p99 =
             |kind| self.window(kind).map_or_else(|| "-".into(), |top| format::duration(top.p99_us * 1e3));
         let detail = disk.detail.as_ref();
-        let dirty = detail.map_or(0, |detail| detail.dirty_bytes);
+        let dirty = disk.dirty_bytes().unwrap_or_default();
         let clean = detail.filter(|_| dirty > 0).map(|detail| match detail.destage.time_to_clean_ms {
             Some(ms) => Period(Duration::from_millis(ms)).to_string(),
             None => "?".to_owned(),
