@@ -71,7 +71,8 @@ pub struct DiskView {
     pub uris: Vec<String>,
     /// Watermarks and the like, as its owner says; absent when no node has it open, or its owner does not answer.
     pub detail: Option<DiskStatus>,
-    /// Bytes of acknowledged writes in the log of a disk that its owner could not open.
+    /// Bytes of acknowledged writes in the log of a disk that its owner could not open: at most so many, as its former owner may have
+    /// destaged some.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub undestaged_bytes: Option<u64>,
     /// The registry is away; the rest is the asked node's view from this many seconds ago.

@@ -400,7 +400,7 @@ async fn connect(
             let hint = match error.kind() {
                 // What was sent and not read makes a reset of the end.
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => {
-                    ": fuse.elsewhere = \"read\" is needed there, too; its log has the reason"
+                    ": fuse.elsewhere = \"read\" is needed there, too, and few enough readers of this node; its log has the reason"
                 }
                 _ => "",
             };

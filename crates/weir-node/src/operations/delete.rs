@@ -88,7 +88,8 @@ impl Operations {
             return Ok(deleted);
         }
         if let Some(lost) = lost {
-            self.ask(name, |done| Request::DeleteUndestaged { lost, done }).await?;
+            let unless_open = !discards;
+            self.ask(name, |done| Request::DeleteUndestaged { lost, unless_open, done }).await?;
             self.finish_removal(&record, &wanted).await?;
         } else {
             if record.owner.as_ref() == Some(&self.me()) {
@@ -176,7 +177,9 @@ impl Operations {
                 "its file is removed, and its space is free, as soon as a node coordinates the volume",
             ));
         };
-        match self.forward::<Deleted>(&coordinator, name, "delete", wanted).await {
+        // Nothing is left to discard, and a coordinator of an earlier version does not know the word.
+        let wanted = Delete { discard: false, ..wanted.clone() };
+        match self.forward::<Deleted>(&coordinator, name, "delete", &wanted).await {
             // The coordinator looks for such files by itself, also one on another host, which takes this from nobody but an operator.
             Err(error) if error.kind == ApiErrorKind::NotFound || error.elsewhere.is_some() => Ok(()),
             removed => removed.map(drop),
@@ -311,9 +314,12 @@ fn by_loss(record: &DiskRecord) -> &'static str {
     if outlives(record) { "--discard" } else { "--force" }
 }
 
-/// Its storage takes nothing.
+/// Its storage takes nothing. While the disk is being opened, that is not known.
 fn is_stuck(status: &DiskStatus) -> bool {
-    status.dirty_bytes > 0 && !status.reason.is_empty() && status.destage.time_to_clean_ms.is_none()
+    status.state != DiskStatus::OPENING
+        && status.dirty_bytes > 0
+        && !status.reason.is_empty()
+        && status.destage.time_to_clean_ms.is_none()
 }
 
 /// What is lost with the log of a disk that is open.

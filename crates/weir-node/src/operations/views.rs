@@ -8,7 +8,7 @@ use weir_block::Nanos;
 use weir_cluster::membership::SessionState;
 use weir_cluster::node_state::Cluster;
 use weir_cluster::placement::{self, Live};
-use weir_cluster::records::{DiskRecord, NodeRef, Policy, Record, Source, Spread, VolumeKind, keys};
+use weir_cluster::records::{DiskRecord, Mode, NodeRef, Policy, Record, Source, Spread, VolumeKind, keys};
 use weir_cluster::registry::{Listing, RegistryError};
 
 use super::imports::not_imported;
@@ -246,7 +246,7 @@ impl Operations {
                     (DiskView::COMPACTING.to_owned(), format!("{percent} % copied"), None)
                 }
                 Known::NotOpen { unreleased, why, undestaged: log, .. } => {
-                    undestaged = log;
+                    undestaged = log.filter(|_| record.mode == Mode::WriteBack);
                     not_open(unreleased, why)
                 }
                 Known::Silent => {

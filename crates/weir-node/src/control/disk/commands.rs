@@ -47,8 +47,12 @@ impl DiskTask {
             Request::Replace { content, done } => {
                 let _ = done.send(self.replace(content).await);
             }
-            Request::DeleteUndestaged { lost, done } => {
-                let _ = done.send(self.delete_undestaged(lost).await);
+            Request::DeleteUndestaged { lost, unless_open, done } => {
+                let deleted = match self.check_unopened(unless_open) {
+                    Ok(()) => self.delete_undestaged(lost).await,
+                    Err(refused) => Err(refused),
+                };
+                let _ = done.send(deleted);
                 self.resume_close().await;
             }
             Request::Follow { to, done } => {
@@ -345,6 +349,17 @@ impl DiskTask {
         Ok(())
     }
 
+    /// The last attempt to open the disk may have succeeded since the deletion was asked for.
+    fn check_unopened(&self, unless_open: bool) -> Result<(), ApiError> {
+        match self.local {
+            Local::Open { .. } if unless_open => {
+                let message = format!("disk {} has just been opened", self.name);
+                Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again: it is destaged first"))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Deletes the disk as it is, open or not, without destaging: its storage may take nothing. In this task, so that no attempt to open
     /// it runs beside that. The copy of the log stays here, and [`DiskTask::forget_copy`] gives it up on every node once the record is gone.
     async fn delete_undestaged(&mut self, lost: String) -> Result<(), ApiError> {
@@ -352,7 +367,10 @@ impl DiskTask {
         let read = self.meanwhile(async move { change::read(&*node.registry, &name).await });
         let (entry, record) = read.await??;
         if record.owner.as_ref() != Some(&self.me) {
-            let message = format!("another node has just taken disk {}", self.name);
+            let message = match &record.owner {
+                Some(owner) => format!("node {} has just taken disk {}", owner.node, self.name),
+                None => format!("disk {} has just been closed, with nothing dirty", self.name),
+            };
             return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
         }
         let node = Arc::clone(&self.node);
@@ -406,9 +424,10 @@ impl DiskTask {
         self.node.here.remove(&self.name);
         let disk = self.name.clone();
         let over = |task: &mut DiskTask| {
-            let is_deletion = |one: &Request| matches!(one, Request::DeleteUndestaged { .. });
             let deleted = || "it is being deleted, with what its log has".to_owned();
-            task.is_taken().then(taken).or_else(|| task.waiting.iter().any(is_deletion).then(deleted))
+            task.is_taken()
+                .then(taken)
+                .or_else(|| task.waiting.iter().any(Request::is_deletion).then(deleted))
         };
         let closed = self.ask_until(|done| Command::Close { disk, done }, None, over).await;
         self.closing = closed.is_err();

@@ -208,11 +208,27 @@ impl DiskTask {
         self.formers.traces.insert(process, seen);
     }
 
+    /// Nothing that is known of former owners holds any more.
+    pub(super) fn forget_formers(&mut self) {
+        self.end_outlasting("it is not looked for any more");
+        self.formers = Formers::default();
+    }
+
+    /// Each `former-io` has an end, whatever makes it (`why`).
+    fn end_outlasting(&mut self, why: &str) {
+        for process in std::mem::take(&mut self.formers.outlasting) {
+            self.event("former-io-over", format!("{process}: {why}"));
+        }
+    }
+
     /// Tells the shard what has become certain, and the registry when nothing is left to be waited for. Says when to look again.
     pub(super) async fn settle_former(&mut self, record: &DiskRecord) -> Option<Nanos> {
         if !matches!(self.local, Local::Open { .. }) || record.former.is_empty() {
             self.formers.since.clear();
             self.formers.silent.clear();
+            if record.former.is_empty() {
+                self.end_outlasting("its I/O is over");
+            }
             return None;
         }
         let look = self.look_for_traces(record).await;

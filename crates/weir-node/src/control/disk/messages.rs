@@ -146,6 +146,8 @@ pub enum Request {
     DeleteUndestaged {
         /// The loss, in words, for the event.
         lost: String,
+        /// Only while it cannot be opened: its storage would take the log otherwise, and stays.
+        unless_open: bool,
         /// Answered when its record and its file are gone.
         done: oneshot::Sender<Result<(), ApiError>>,
     },
@@ -165,6 +167,13 @@ pub enum Request {
         /// Tells when this node does not own it any more, and how many bytes were dirty then.
         done: oneshot::Sender<Result<u64, ApiError>>,
     },
+}
+
+impl Request {
+    /// Whether it ends the disk, whatever its storage does.
+    pub(super) fn is_deletion(&self) -> bool {
+        matches!(self, Request::DeleteUndestaged { .. })
+    }
 }
 
 /// The way to a disk's task.

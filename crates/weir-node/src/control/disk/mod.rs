@@ -200,7 +200,7 @@ impl DiskTask {
             if self.catch_up().await {
                 continue;
             }
-            if let Some(request) = self.waiting.pop() {
+            if let Some(request) = self.next_request() {
                 self.on_request(request).await;
                 continue;
             }
@@ -219,6 +219,14 @@ impl DiskTask {
                 _ = self.sessions.changed() => {}
                 () = sleep_until(again) => {}
             }
+        }
+    }
+
+    /// The one that has waited longest. A deletion for which a close was given up comes first: to all others the disk looks open.
+    fn next_request(&mut self) -> Option<Request> {
+        match self.waiting.iter().position(Request::is_deletion).filter(|_| self.closing) {
+            Some(at) => Some(self.waiting.remove(at)),
+            None => self.waiting.pop(),
         }
     }
 
@@ -244,6 +252,9 @@ impl DiskTask {
         let mut again = Some(Nanos::now());
         loop {
             self.catch_up().await;
+            if let Ok(answer) = answered.try_recv() {
+                return Ok(answer);
+            }
             if let Some(reason) = over(self) {
                 return Err(reason);
             }

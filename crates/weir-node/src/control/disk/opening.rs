@@ -7,7 +7,7 @@ use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef};
 
 use super::configuration::rate;
-use super::former::{Formers, mark_of};
+use super::former::mark_of;
 use super::{Came, DiskTask, record};
 use crate::control::admission;
 use crate::control::capacity::Role;
@@ -18,7 +18,7 @@ impl DiskTask {
     /// The consequence for the data of a takeover that leads to `next`.
     pub(super) fn arrival_after(&mut self, next: &DiskRecord) -> Arrival {
         // A tenure begins. Seals of an earlier one say nothing about who owned the disk in between.
-        self.formers = Formers::default();
+        self.forget_formers();
         let (former, _) = self.former(next);
         match (next.mode, next.former.is_empty()) {
             (Mode::WriteBack, _) => Arrival::TakeOver { former },

@@ -6,7 +6,6 @@ use weir_block::Nanos;
 use weir_cluster::records::{DiskRecord, Record, ReleasedRecord, keys};
 use weir_cluster::registry::RegistryError;
 
-use super::former::Formers;
 use super::{DiskTask, RETRY};
 use crate::control::decide::Local;
 use crate::shard::messages::Command;
@@ -22,7 +21,7 @@ impl DiskTask {
         (self.doubt, self.refused, self.holds_clients, self.closing) = (None, false, false, false);
         let ended = self.ask_until(|done| Command::ReleaseDisk { disk, keep, done }, None, |_| None).await;
         // Should this node take the disk over again, the owner that was silent then has owned it since and may write (P4).
-        self.formers = Formers::default();
+        self.forget_formers();
         let Some(record) = record else { return };
         let owner = record.owner.as_ref().map_or_else(|| "nobody".to_owned(), ToString::to_string);
         self.event(

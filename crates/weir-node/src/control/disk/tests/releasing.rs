@@ -344,7 +344,8 @@ async fn a_deletion_that_is_refused_leaves_no_disk_that_is_half_closed() {
             closing.recv().await.unwrap()
         },
         async {
-            let request = Request::DeleteUndestaged { lost: "4096 bytes".into(), done: deletion };
+            let request =
+                Request::DeleteUndestaged { lost: "4096 bytes".into(), unless_open: false, done: deletion };
             inbox.send(Message::Request(request)).await.unwrap();
         }
     );
@@ -362,4 +363,43 @@ async fn a_deletion_that_is_refused_leaves_no_disk_that_is_half_closed() {
     );
     second.unwrap();
     assert_eq!((task.local, task.closed_since(&record)), (Local::Closed, Some(3)));
+}
+
+/// An export stays and takes the log, once the disk is open: what was asked for while it was not is no reason to lose that.
+#[tokio::test]
+async fn a_disk_that_has_been_opened_meanwhile_is_not_deleted_undestaged() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    disk_of_a(&node, |_| {}).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    let (done, deleted) = oneshot::channel();
+    let lost = "4096 bytes".to_owned();
+    task.on_request(Request::DeleteUndestaged { lost, unless_open: true, done }).await;
+    let refused = deleted.await.unwrap().unwrap_err();
+    assert!(refused.message.contains("has just been opened"), "{refused}");
+    assert!(task.local == Local::Open { epoch: 3 } && told.try_recv().is_err());
+}
+
+/// An export of it would succeed, and its clients would find nothing.
+#[tokio::test]
+async fn a_deletion_comes_before_what_waits_for_a_disk_that_closes() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    for closing in [false, true] {
+        task.closing = closing;
+        let (export, deletion) = (oneshot::channel().0, oneshot::channel().0);
+        let lost = String::new();
+        let requests = [
+            Request::Export { accept_loss: false, done: export },
+            Request::DeleteUndestaged { lost, unless_open: false, done: deletion },
+        ];
+        for request in requests {
+            task.attend(Message::Request(request)).await;
+        }
+        let order: Vec<bool> =
+            std::iter::from_fn(|| task.next_request()).map(|one| one.is_deletion()).collect();
+        assert_eq!(order, [closing, !closing]);
+    }
 }
