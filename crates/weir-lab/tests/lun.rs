@@ -353,7 +353,8 @@ fn a_volume_that_nobody_serves_is_named_with_the_reason() {
     pool.luns.break_fences(true);
     assert!(pool.crash(&coordinator));
     let names_it = |text: &str| {
-        text.contains("volume pool is not served: nobody coordinates it") && text.contains("no answer")
+        let waits = "volume pool is not served (1 disk waits for it): nobody coordinates it";
+        text.contains(waits) && text.contains("no answer")
     };
     eventually(&pool, "named", || names_it(&health(&pool, other)));
     pool.bench.wait(|view| view.state == "degraded" && view.reason.contains("volume pool is not served"));

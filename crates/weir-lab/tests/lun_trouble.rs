@@ -365,6 +365,58 @@ fn a_defragmenter_finds_no_filesystem_and_a_mount_by_hand_is_reported() {
     }
 }
 
+/// Not by this path, and the kernel does not see that both lead to one LUN.
+#[test]
+fn a_lun_that_is_mounted_by_another_path_is_refused() {
+    let _turn = alone();
+    let pool = LunBench::up(1, "xfs", "write-through", |_| {});
+    let second = SecondLun::new();
+    let [mounted, given] = second.devices.each_ref().map(LoopDevice::path);
+    run(Command::new("mkfs.ext4").arg("-q").arg(mounted));
+    let directory = tempfile::tempdir().unwrap();
+    run(Command::new("mount").arg(mounted).arg(directory.path()));
+    let client = pool.bench.lab.client("n1").unwrap().patience(Duration::from_secs(60));
+    for format in [Some("xfs".to_owned()), None] {
+        let wanted = CreateVolume { format, ..volume("other", given) };
+        for refused in [client.plan_volume(&wanted).map(drop), client.create_volume(&wanted).map(drop)] {
+            let refused = refused.unwrap_err();
+            let words = format!("is mounted at {}", directory.path().display());
+            assert!(refused.kind == ApiErrorKind::Refused && refused.message.contains(&words), "{refused}");
+        }
+    }
+    run(Command::new("umount").arg(directory.path()));
+    // Its nodes would not find it.
+    let refused = client.plan_volume(&volume("other", given)).unwrap_err();
+    assert!(refused.message.contains("is not among lun.devices"), "{refused}");
+}
+
+/// A node that starts before its path is there does direct I/O when it is, also of disks that are open already.
+#[test]
+fn a_path_that_comes_after_a_disk_is_used() {
+    let _turn = alone();
+    let seed = seed();
+    let mut pool = LunBench::up(3, "xfs", "write-through", |_| {});
+    let history = works(&pool, new_history(seed), seed);
+    let (coordinator, owner) = apart(&pool);
+    let node = ["n1", "n2", "n3"].into_iter().find(|node| *node != coordinator && *node != owner).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let link = directory.path().join("lun");
+    set_devices(&pool.bench.lab, node, std::slice::from_ref(&link));
+    restart(&mut pool, node);
+    let client = pool.bench.lab.client(node).unwrap().patience(SOON);
+    eventually(&pool, "moved", || client.move_disk(DISK, node).ok());
+    let route = || pool.bench.disk().and_then(|view| view.detail?.route).unwrap_or_default();
+    eventually(&pool, "redirected", || (route().state == "block-redirected").then_some(()));
+    let health = client.status().unwrap().health.to_string();
+    assert!(health.contains(&format!("disk {DISK} is block-redirected: no-disk-connectivity")), "{health}");
+    let (mut load, ()) = during(pool.bench.load(history, seed), Duration::from_secs(1), || {
+        symlink(pool.luns.path(number(node)), &link).unwrap();
+        eventually(&pool, "direct", || (route().state == "direct").then_some(()));
+    });
+    pool.bench.judge(&mut load, seed);
+    assert!(route().direct > 0, "{:?}", route());
+}
+
 /// Whoever presents one LUN to two clusters.
 #[test]
 fn a_lun_that_another_cluster_uses_is_refused() {

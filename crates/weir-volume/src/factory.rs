@@ -69,17 +69,9 @@ impl BackingKind {
                 };
                 Ok(Box::new(OpenedNbd::open(options)?))
             }
-            BackingKind::Lun { volume, file, lun, filesystem } => {
+            BackingKind::Lun { volume, file, .. } => {
                 let name = Path::new(volume).join(file);
-                let opened = lun.as_ref().map(|path| open_lun(path, *filesystem, options.writable));
-                // A path that cannot be opened is none: the coordinator does the I/O.
-                let lun = opened.and_then(|opened| {
-                    opened.map_err(|error| tracing::warn!(%error, "no direct I/O to a volume's LUN")).ok()
-                });
-                let lun = lun.map(|lun| {
-                    let waits_for_rotation = device_queue::waits_for_rotation(&lun);
-                    SharedFile::on_disk(lun, waits_for_rotation)
-                });
+                let lun = self.open_path(options.writable);
                 let size = options.size.unwrap_or(0);
                 let logical_block = options.logical_block.unwrap_or(4096);
                 let BackingOptions { depth, coordinator_wait, full_volume_wait, .. } = *options;
@@ -88,6 +80,16 @@ impl BackingKind {
                 Ok(Box::new(OpenedLun { name, lun, options }))
             }
         }
+    }
+
+    /// This node's path to the LUN of a disk, open for direct I/O. A path that cannot be opened is none: the coordinator does the I/O. Blocks.
+    #[must_use]
+    pub fn open_path(&self, writable: bool) -> Option<SharedFile> {
+        let BackingKind::Lun { lun: Some(path), filesystem, .. } = self else { return None };
+        let lun = open_lun(path, *filesystem, writable);
+        let lun = lun.map_err(|error| tracing::warn!(%error, "no direct I/O to a volume's LUN")).ok()?;
+        let waits_for_rotation = device_queue::waits_for_rotation(&lun);
+        Some(SharedFile::on_disk(lun, waits_for_rotation))
     }
 
     /// Whether I/O of an ended process of this machine is still in flight. Blocks on the storage.

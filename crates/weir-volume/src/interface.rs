@@ -5,7 +5,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use weir_block::{Destage, Nanos, OwnerId, Reactor, Stream};
+use weir_block::{Destage, Nanos, OwnerId, Reactor, SharedFile, Stream};
 
 use crate::backing::FileIdentity;
 use crate::error::VolumeError;
@@ -108,8 +108,8 @@ pub trait SharedDisk {
     /// The numbers of [`SharedDisk::drop_leases`] that are done.
     fn dropped(&mut self) -> Vec<u64>;
 
-    /// The LUN lets this node write again.
-    fn admitted(&mut self);
+    /// The LUN lets this node write, or does so again. `lun`: this node's path to it, for a disk that was opened without one.
+    fn admitted(&mut self, lun: Option<SharedFile>);
 
     /// Every request goes through the coordinator's filesystem, or does not any more.
     fn go_through_filesystem(&mut self, reactor: &mut Reactor, wanted: bool);

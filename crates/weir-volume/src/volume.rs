@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Component, Path, PathBuf};
 
 use rustix::fs::FallocateFlags;
@@ -66,6 +66,9 @@ impl DirVolume {
         }
         let real =
             std::fs::canonicalize(&path).map_err(|error| VolumeError::from_io("opening", &path, error))?;
+        if std::fs::metadata(&real).is_ok_and(|found| found.file_type().is_block_device()) {
+            return unsuitable("it is a block device; --kind lun makes a volume of one");
+        }
         match is_of_system(&real) {
             false => DirVolume::open(path),
             true if real == path => unsuitable("the directory belongs to the system; make one of its own"),

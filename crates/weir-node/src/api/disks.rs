@@ -388,8 +388,11 @@ pub struct Delete {
 pub struct Deleted {
     /// The disk.
     pub disk: String,
-    /// Its file.
+    /// Its file, export or block device.
     pub path: PathBuf,
+    /// That stays, with all its data: an export or a block device. A file is removed.
+    #[serde(default)]
+    pub stays: bool,
     /// Bytes that the file occupies; absent if it is not there, or its storage does not answer.
     #[serde(rename = "allocated_bytes")]
     pub allocated: Option<u64>,

@@ -35,6 +35,9 @@ pub struct NodeStatus {
     /// Volumes on LUNs that nobody serves.
     #[serde(default)]
     pub troubles: Vec<VolumeTrouble>,
+    /// Problems that nodes have with volumes on LUNs which somebody serves.
+    #[serde(default)]
+    pub notices: Vec<VolumeTrouble>,
     /// Replicas that this node keeps for other owners.
     pub replicas: Vec<DiskStatus>,
     /// The health of this node's shards, by number.
@@ -181,7 +184,7 @@ pub struct VolumePart {
     pub space: Option<(u64, u64)>,
 }
 
-/// A volume that nobody serves.
+/// A volume on a LUN with a problem.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeTrouble {
     /// Its name.

@@ -42,6 +42,17 @@ pub struct FilesView {
     pub transport: String,
 }
 
+/// A problem that a node has with a volume on a LUN.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeNotice {
+    /// The node.
+    pub node: String,
+    /// Whether it has a path to the LUN. Where it has none, I/O goes through the coordinator.
+    pub has_path: bool,
+    /// The problem, in words.
+    pub notice: String,
+}
+
 /// A LUN that is a volume, as the asked node sees it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LunView {
@@ -77,6 +88,9 @@ pub struct LunView {
     pub phase: String,
     /// A problem that the operator should know of; empty if there is none.
     pub notice: String,
+    /// The same of all nodes that are up, the asked one among them, while the volume is served.
+    #[serde(default)]
+    pub notices: Vec<NodeNotice>,
     /// How the asked node keeps another one from the LUN: `reservations`, `fence-command` or `operator`.
     pub fencing: String,
     /// Every request goes through the coordinator's filesystem, as an operator wants.

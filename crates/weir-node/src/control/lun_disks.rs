@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
+use weir_block::SharedFile;
 use weir_cluster::records::{DiskRecord, Source};
 use weir_volume::DirVolume;
 use weir_volume::lun::serving::OpenedDisk;
@@ -11,6 +13,9 @@ use weir_volume::lun::serving::OpenedDisk;
 use super::node::Node;
 use crate::peer::{Greeting, Purpose};
 use crate::shard::messages::{Command, OpenedServed};
+
+/// Longest wait for a LUN to be opened (P10).
+const PATH_OPENS: Duration = Duration::from_secs(5);
 
 /// A disk that is open here needs a way to the coordinator of its volume. Its shard asks again while there is none.
 pub async fn connect(node: Arc<Node>, disk: String) {
@@ -124,11 +129,21 @@ pub async fn redirect(node: &Node, volume: &str, wanted: Arc<AtomicBool>) {
     }
 }
 
-/// The LUN of a volume lets this node write.
+/// The LUN of a volume lets this node write. Disks that were opened before this node had a path to it get that now.
 pub async fn admitted(node: &Node, volume: &str) {
-    for disk in open_here(node, volume) {
-        node.shards.send(&disk, Command::Admitted { disk: disk.clone() }).await;
+    let disks = open_here(node, volume);
+    let Some(first) = disks.first() else { return };
+    let lun = open_path(node, first).await;
+    for disk in disks {
+        node.shards.send(&disk, Command::Admitted { disk: disk.clone(), lun: lun.clone() }).await;
     }
+}
+
+/// This node's path to the LUN of a disk, if it has one that answers.
+async fn open_path(node: &Node, disk: &str) -> Option<SharedFile> {
+    let place = node.place_of(&node.records.disk(disk)?).await.ok()?;
+    let opening = tokio::task::spawn_blocking(move || place.backing.open_path(true));
+    tokio::time::timeout(PATH_OPENS, opening).await.ok()?.ok()?
 }
 
 /// Stops serving the disks of a volume, or one of them, and waits until nothing of them is under way.

@@ -13,7 +13,7 @@ use weir_volume::lun::claim::Phase;
 
 use super::owners::Said;
 use super::{Answer, Operations};
-use crate::api::{ApiError, ApiErrorKind, Owned, VolumePart};
+use crate::api::{ApiError, ApiErrorKind, NodeNotice, Owned, VolumePart};
 use crate::control::decide::is_live;
 use crate::control::node::blocking;
 
@@ -38,6 +38,8 @@ pub(super) struct Coordination {
     pub space: Option<(u64, u64)>,
     /// What the registry has.
     pub record: Option<CoordinatorRecord>,
+    /// Problems of live nodes with it, by node, while somebody serves it.
+    pub notices: Vec<NodeNotice>,
 }
 
 impl Operations {
@@ -127,12 +129,14 @@ fn judge(volume: &str, record: Option<CoordinatorRecord>, live: &Live, said: &Sa
         match part(named) {
             Some(part) if part.phase == Phase::Serving.name() => {
                 let (coordinator, space) = (Some(named.node.clone()), part.space);
-                return Coordination { coordinator, space, record, trouble: String::new() };
+                let notices = notices(volume, live, said);
+                return Coordination { coordinator, space, record, notices, trouble: String::new() };
             }
             Some(_) => {}
             None if said.is_silent(named) => {
                 let trouble = format!("its coordinator {} does not answer", named.node);
-                return Coordination { coordinator: Some(named.node.clone()), trouble, space: None, record };
+                let coordinator = Some(named.node.clone());
+                return Coordination { coordinator, trouble, record, ..Coordination::default() };
             }
             None => {}
         }
@@ -154,7 +158,16 @@ fn judge(volume: &str, record: Option<CoordinatorRecord>, live: &Live, said: &Sa
         }
         notices.push(&part.notice);
     }
-    Coordination { coordinator: None, trouble: reasons.join("; "), space: None, record }
+    Coordination { trouble: reasons.join("; "), record, ..Coordination::default() }
+}
+
+fn notices(volume: &str, live: &Live, said: &Said) -> Vec<NodeNotice> {
+    let all = live.values().map(|node| node.node_ref()).filter_map(|node| {
+        let part = said.part(&node, volume).filter(|part| !part.notice.is_empty())?;
+        let (has_path, notice) = (part.has_path, part.notice.clone());
+        Some(NodeNotice { node: node.node, has_path, notice })
+    });
+    all.collect()
 }
 
 #[cfg(test)]
@@ -205,6 +218,15 @@ mod tests {
         let found = judge("v", record("b"), &live, &all);
         assert_eq!((found.coordinator.as_deref(), found.space), (Some("b"), Some((9, 4))));
         assert_eq!(found.trouble, "");
+        assert!(found.notices.is_empty());
+        let (live, mounted) =
+            said(&[("a", part("absent", "it is mounted at /mnt")), ("b", part("serving", ""))]);
+        let found = judge("v", record("b"), &live, &mounted);
+        assert_eq!((found.trouble.as_str(), found.notices.len()), ("", 1), "it is served all the same");
+        assert_eq!(
+            (found.notices[0].node.as_str(), &*found.notices[0].notice),
+            ("a", "it is mounted at /mnt")
+        );
         let (live, all) = said(&[("a", part("absent", "")), ("b", None)]);
         let found = judge("v", record("b"), &live, &all);
         assert_eq!(found.trouble, "its coordinator b does not answer");

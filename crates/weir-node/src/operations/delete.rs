@@ -83,7 +83,8 @@ impl Operations {
         let lost = unopened.or(undestaged);
         let lost_text = lost.clone().unwrap_or_default();
         let (disk, done) = (name.to_owned(), !wanted.dry_run);
-        let deleted = Deleted { disk, path, allocated, lost: lost_text, connected, done };
+        let stays = outlives(&record);
+        let deleted = Deleted { disk, path, stays, allocated, lost: lost_text, connected, done };
         if wanted.dry_run {
             return Ok(deleted);
         }
@@ -199,6 +200,7 @@ impl Operations {
         let deleted = |path| Deleted {
             disk: name.to_owned(),
             path,
+            stays: false,
             allocated: None,
             lost: String::new(),
             connected: String::new(),

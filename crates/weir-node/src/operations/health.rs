@@ -3,11 +3,12 @@
 //! | level | when |
 //! |---|---|
 //! | at risk | acknowledged data exists in fewer copies than the requested policy names, or in one place that may be lost; a backing file is gone; no copy of a write log is left |
-//! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a volume on a LUN is not served; a node is down; the registry is away, or lacks this node's cluster; this node cannot write its audit log, or what it trusts; the other nodes refuse its certificate; a shard hangs; the clocks of nodes differ |
+//! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a volume on a LUN is not served, or a node has a problem with it; the I/O of a disk takes a detour that is not benign; a node is down; the registry is away, or lacks this node's cluster; this node cannot write its audit log, or what it trusts; the other nodes refuse its certificate; a shard hangs; the clocks of nodes differ |
 //! | ok | none of these |
 
 use weir_cluster::records::Policy;
 
+use super::views;
 use crate::api::{
     DiskView, Health, HealthLevel, NodeStatus, NodeView, RegistryView, ShardView, VolumeTrouble,
 };
@@ -20,12 +21,23 @@ use crate::units::about;
 pub fn judge(status: &NodeStatus, faults: &[String]) -> Health {
     let mut found: Vec<(HealthLevel, String)> = Vec::new();
     for VolumeTrouble { volume, reason } in &status.troubles {
-        found.push((HealthLevel::Degraded, format!("volume {volume} is not served: {reason}")));
+        let waits =
+            match status.disks.iter().filter(|disk| disk.volume == *volume && only_waits(disk)).count() {
+                0 => String::new(),
+                1 => " (1 disk waits for it)".to_owned(),
+                disks => format!(" ({disks} disks wait for it)"),
+            };
+        found.push((HealthLevel::Degraded, format!("volume {volume} is not served{waits}: {reason}")));
     }
+    for VolumeTrouble { volume, reason } in &status.notices {
+        found.push((HealthLevel::Degraded, format!("volume {volume}: {reason}")));
+    }
+    let is_counted =
+        |disk: &DiskView| only_waits(disk) && status.troubles.iter().any(|one| one.volume == disk.volume);
     for disk in &status.disks {
         found.extend(at_risk(disk, &status.nodes).map(|reason| (HealthLevel::AtRisk, reason)));
         // A fault of the backing is reported already.
-        if disk.detail.as_ref().is_none_or(|detail| detail.faults.is_empty()) {
+        if disk.detail.as_ref().is_none_or(|detail| detail.faults.is_empty()) && !is_counted(disk) {
             found.extend(degraded(disk).map(|reason| (HealthLevel::Degraded, reason)));
         }
     }
@@ -91,6 +103,21 @@ fn at_risk(disk: &DiskView, nodes: &[NodeView]) -> Option<String> {
     }
 }
 
+/// Nothing is wrong with it but that nobody serves its volume, which is reported once for all of its disks.
+fn only_waits(disk: &DiskView) -> bool {
+    disk.effective == disk.requested
+        && disk.warnings.is_empty()
+        && disk.reason == views::not_served(&disk.volume)
+}
+
+/// A route that a disk takes because something is out of order.
+fn detour(disk: &DiskView) -> Option<String> {
+    let route = disk.detail.as_ref()?.route.as_ref()?;
+    let reasons: Vec<&str> =
+        route.reasons.iter().filter(|one| !one.benign).map(|one| one.flag.as_str()).collect();
+    (!reasons.is_empty()).then(|| format!("disk {} is {}: {}", disk.name, route.state, reasons.join(", ")))
+}
+
 /// The part of the requested policy that a disk lacks.
 fn degraded(disk: &DiskView) -> Option<String> {
     let name = &disk.name;
@@ -121,7 +148,7 @@ fn degraded(disk: &DiskView) -> Option<String> {
         return (!reason.is_empty()).then(|| reason.clone());
     }
     match quiet.contains(&&*disk.state) {
-        true if disk.warnings.is_empty() => None,
+        true if disk.warnings.is_empty() => detour(disk),
         true => Some(format!("disk {name}{colon}{reason}")),
         false if disk.reason.is_empty() => Some(format!("disk {name} is {}", disk.state)),
         false => Some(format!("disk {name}: {}", disk.reason)),
@@ -133,6 +160,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::shard::messages::{RouteReason, RouteView};
 
     fn disk(state: &str, requested: &str, effective: &str, dirty: Option<u64>) -> DiskView {
         let view = json!({
@@ -174,6 +202,7 @@ mod tests {
             nodes: nodes.iter().map(|(name, state)| node(name, state)).collect(),
             disks,
             troubles: Vec::new(),
+            notices: Vec::new(),
             replicas: Vec::new(),
             shards: Vec::new(),
             exports: Vec::new(),
@@ -206,6 +235,34 @@ mod tests {
         let trouble = VolumeTrouble { volume: "v".into(), reason: "nobody coordinates it".into() };
         status.troubles = vec![trouble];
         assert_eq!(line(&status), "degraded: volume v is not served: nobody coordinates it");
+        let waits = DiskView {
+            reason: views::not_served("v"),
+            ..disk("degraded", "write-back+1", "write-back+1", Some(0))
+        };
+        status.disks = vec![waits.clone(), waits];
+        assert_eq!(
+            line(&status),
+            "degraded: volume v is not served (2 disks wait for it): nobody coordinates it",
+            "once for all"
+        );
+    }
+
+    #[test]
+    fn a_volume_that_is_served_may_have_problems_all_the_same() {
+        let mut status = status(&UP, Vec::new());
+        let mounted = "n2: /dev/sdb is mounted at /mnt, and not by Weir".to_owned();
+        status.notices = vec![VolumeTrouble { volume: "v".into(), reason: mounted }];
+        let mut redirected = disk("serving", "write-back+1", "write-back+1", Some(0));
+        let reasons = [("redirected", true), ("no-disk-connectivity", false)];
+        let reasons = reasons.map(|(flag, benign)| RouteReason { flag: flag.into(), benign });
+        let route =
+            RouteView { state: "block-redirected".into(), reasons: reasons.to_vec(), ..RouteView::default() };
+        redirected.detail.as_mut().unwrap().route = Some(route);
+        status.disks = vec![redirected];
+        assert_eq!(
+            line(&status),
+            "degraded: volume v: n2: /dev/sdb is mounted at /mnt, and not by Weir; disk d is block-redirected: no-disk-connectivity"
+        );
     }
 
     #[test]

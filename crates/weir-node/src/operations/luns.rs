@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use weir_cluster::records::{CoordinatorRecord, LunRecord, Record, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{RegistryError, Transaction};
+use weir_volume::DirVolume;
 use weir_volume::lun::fencing::Tier;
+use weir_volume::lun::filesystem::by_hand::mounts_of;
 use weir_volume::lun::filesystem::{Content, FilesystemError, Kind, content};
 use weir_volume::lun::heartbeat::VolumeId;
 use weir_volume::lun::setup::{Lun, Plan, Ready, SetupError, Wish, identity_at};
@@ -17,7 +19,7 @@ use crate::api::{
     ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, LunView, SetRedirected, VolumePlan,
     VolumeView,
 };
-use crate::control::node::{random, unavailable};
+use crate::control::node::{blocking as blocking_dir, random, unavailable};
 use crate::coordination::find::paths_of;
 
 impl Operations {
@@ -35,6 +37,8 @@ impl Operations {
         }
         if wanted.kind != "lun" {
             check_dir(&wanted)?;
+            let path = wanted.path.clone();
+            self.bounded(blocking_dir(move || DirVolume::open_new(path).map(drop))).await?;
             let action = format!("use the directory {}", wanted.path.display());
             return Ok(VolumePlan { volume: wanted.name, action, identity: None, destroys: false });
         }
@@ -101,7 +105,7 @@ impl Operations {
         let state = self.node.coordinators.get(&volume.name);
         let unknown =
             || Coordination { trouble: "it has just been made".to_owned(), ..Coordination::default() };
-        let Coordination { coordinator, trouble, space, record } = known.unwrap_or_else(unknown);
+        let Coordination { coordinator, trouble, space, record, notices } = known.unwrap_or_else(unknown);
         let without_path = match self.node.config.lun.fence_command {
             Some(_) => Tier::Command,
             None => Tier::Operator,
@@ -120,6 +124,7 @@ impl Operations {
             mounts: record.into_iter().flat_map(|one| one.mounts).map(|one| one.node).collect(),
             phase: state.phase.name().to_owned(),
             notice: state.notice,
+            notices,
             fencing: state.tier.unwrap_or(without_path).word().to_owned(),
             redirected: lun.redirected,
         })
@@ -237,7 +242,8 @@ struct KnownLun {
     here: Option<PathBuf>,
 }
 
-/// Refuses a LUN that is a volume already, by whatever path it is named, and one that this host has at several paths. Before it is opened
+/// Refuses a LUN that is a volume already, by whatever path it is named, one that is mounted, and one of which this host has none of the
+/// paths that it may use, or several. Before it is opened
 /// exclusively, which fails in other words where another path of it is mounted.
 fn check_paths(path: &Path, known: &[KnownLun], devices: &[PathBuf]) -> Result<(), SetupError> {
     let identity = identity_at(path);
@@ -251,9 +257,16 @@ fn check_paths(path: &Path, known: &[KnownLun], devices: &[PathBuf]) -> Result<(
         let (path, volume) = (path.to_path_buf(), volume.clone());
         return Err(SetupError::IsVolume { path, volume, here: here.clone() });
     }
+    if let Some(at) = mounts_of(path).into_iter().next() {
+        return Err(SetupError::Mounted { path: path.to_path_buf(), at });
+    }
     let Some(identity) = identity else { return Ok(()) };
     let paths = paths_of(&identity, devices);
-    if paths.len() > 1 { Err(SetupError::SeveralPaths { identity, paths }) } else { Ok(()) }
+    match paths.len() {
+        0 if !devices.is_empty() => Err(SetupError::NotListed(path.to_path_buf())),
+        0 | 1 => Ok(()),
+        _ => Err(SetupError::SeveralPaths { identity, paths }),
+    }
 }
 
 fn set_up(path: &Path, wish: &Wish, mark: VolumeId, label: &str) -> Result<(String, Ready), SetupError> {
@@ -273,6 +286,8 @@ async fn blocking<T: Send + 'static>(
             SetupError::InUse { .. } | SetupError::IsVolume { .. } => ApiErrorKind::Exists,
             SetupError::NotConfirmed { .. }
             | SetupError::SeveralPaths { .. }
+            | SetupError::Mounted { .. }
+            | SetupError::NotListed(_)
             | SetupError::NoFilesystem { .. }
             | SetupError::HasData { .. }
             | SetupError::Ambiguous { .. } => ApiErrorKind::Refused,

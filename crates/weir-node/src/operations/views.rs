@@ -16,8 +16,8 @@ use super::measured::NOTHING;
 use super::owners::{Known, Said};
 use super::{Answer, Operations, health};
 use crate::api::{
-    ApiError, ApiErrorKind, DiskLimit, DiskView, MediumView, NbdView, NodeStatus, NodeView, PeerProtection,
-    RegistryView, VolumeTrouble,
+    ApiError, ApiErrorKind, DiskLimit, DiskView, MediumView, NbdView, NodeNotice, NodeStatus, NodeView,
+    PeerProtection, RegistryView, VolumeTrouble,
 };
 use crate::client;
 use crate::control::decide::{Decision, Local, Situation, decide, is_live};
@@ -41,9 +41,15 @@ impl Operations {
         let age = (registry.state == RegistryView::AWAY).then_some(registry.age_seconds);
         let known = self.node.records.disks.now();
         let disks = self.views(known.values(), statuses.clone(), age).await;
-        let troubles = self.coordinations().await.into_iter().filter(|(_, known)| !known.trouble.is_empty());
-        let troubles = troubles.map(|(volume, known)| VolumeTrouble { volume, reason: known.trouble });
-        let troubles = troubles.collect();
+        let (mut troubles, mut notices) = (Vec::new(), Vec::new());
+        for (volume, known) in self.coordinations().await {
+            for NodeNotice { node, notice, .. } in known.notices.into_iter().filter(|one| one.has_path) {
+                notices.push(VolumeTrouble { volume: volume.clone(), reason: format!("{node}: {notice}") });
+            }
+            if !known.trouble.is_empty() {
+                troubles.push(VolumeTrouble { volume, reason: known.trouble });
+            }
+        }
         let mut status = NodeStatus {
             node: me.node.clone(),
             fault_domain: self.node.config.fault_domain.clone(),
@@ -55,6 +61,7 @@ impl Operations {
             nodes: self.nodes(),
             disks,
             troubles,
+            notices,
             shards: self.shards(),
             replicas: statuses.into_iter().filter(|status| status.role == "replica").collect(),
             exports: self.node.uris_on(&me.node, ""),
@@ -352,11 +359,13 @@ fn without_coordinator(view: DiskView) -> DiskView {
     if view.state != "serving" {
         return view;
     }
-    let volume = &view.volume;
-    let reason = format!(
-        "volume {volume} is not served (`weir volume show {volume}`): what needs its coordinator waits"
-    );
+    let reason = not_served(&view.volume);
     DiskView { state: DiskStatus::DEGRADED.to_owned(), reason, ..view }
+}
+
+/// The reason of such a disk.
+pub(super) fn not_served(volume: &str) -> String {
+    format!("volume {volume} is not served (`weir volume show {volume}`): what needs its coordinator waits")
 }
 
 /// A disk whose import is not complete, and which nobody else can open. With a client, that is the import.

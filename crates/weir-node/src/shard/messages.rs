@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 use weir_accel::{Configuration, DestageStatus, Former};
-use weir_block::{IoError, LayerMeter, Stream};
+use weir_block::{IoError, LayerMeter, SharedFile, Stream};
 use weir_export::{Client, Delays, Rate};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
@@ -211,8 +211,8 @@ pub enum Command {
     LoseCoordinator { disk: String },
     /// This node is fenced from the LUN of an open disk: give up what it holds there. Answered when nothing of it is under way there.
     DropLeases { disk: String, done: oneshot::Sender<()> },
-    /// The LUN of an open disk lets this node write again.
-    Admitted { disk: String },
+    /// The LUN of an open disk lets this node write, or does so again. `lun`: this node's path to it, which may have come after the disk.
+    Admitted { disk: String, lun: Option<SharedFile> },
     /// Whether an operator wants all I/O of an open disk to go through its volume's coordinator; read when this arrives.
     Redirect { disk: String, wanted: Arc<AtomicBool> },
     /// A connection to the coordinator of an open disk's volume is there.

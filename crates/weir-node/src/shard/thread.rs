@@ -442,9 +442,9 @@ impl Turning {
                 Some(slot) => self.disks[slot].drop_leases(&mut self.reactor, done),
                 None => answer(done, ()),
             },
-            Command::Admitted { disk } => {
+            Command::Admitted { disk, lun } => {
                 if let Some(one) = self.find(&disk) {
-                    one.admitted();
+                    one.admitted(lun);
                 }
             }
             Command::Redirect { disk, wanted } => {

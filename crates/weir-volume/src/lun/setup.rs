@@ -210,6 +210,24 @@ pub enum SetupError {
         /// This node's path to it.
         here: Option<PathBuf>,
     },
+    /// Somebody has mounted it, by this path or by another one that this host has to it.
+    #[error(
+        "{} is mounted at {}, by this or another path of this host to it, and not by Weir: both would write to one filesystem; `umount` it first",
+        .path.display(), .at.display()
+    )]
+    Mounted {
+        /// The path.
+        path: PathBuf,
+        /// Where it is mounted.
+        at: PathBuf,
+    },
+    /// This node would not use it.
+    #[error(
+        "{} is not among lun.devices of this node, by its identity: this node would not use the volume; add it there, or ask a node that has it \
+         there (--node)",
+        .0.display()
+    )]
+    NotListed(PathBuf),
     /// This host has it at several paths, and nothing says which one is to be used.
     #[error("{}", several_paths(.identity, .paths))]
     SeveralPaths {
@@ -465,7 +483,12 @@ pub fn several_paths(identity: &str, paths: &[PathBuf]) -> String {
 #[must_use]
 pub fn identity_at(path: &Path) -> Option<String> {
     let metadata = std::fs::metadata(path).ok().filter(|found| found.file_type().is_block_device())?;
-    Some(identity(metadata.rdev(), 0)).filter(|identity| !identity.starts_with(BY_SIZE))
+    identity_of(metadata.rdev())
+}
+
+/// As [`identity_at`], of a device by its number.
+pub(super) fn identity_of(device: u64) -> Option<String> {
+    Some(identity(device, 0)).filter(|identity| !identity.starts_with(BY_SIZE))
 }
 
 /// Writes zeroes where a heartbeat area is to be.

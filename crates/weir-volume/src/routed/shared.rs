@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use weir_block::{Completion, IoError, Nanos, OwnerId, Reactor, Tag};
+use weir_block::{Completion, IoError, Nanos, OwnerId, Reactor, SharedFile, Tag};
 
 use super::{ASK_AGAIN, RoutedBacking};
+use crate::backing::engine_uring::UringEngine;
 use crate::error::VolumeError;
 use crate::interface::{Backing, CoordinatorWay, SharedDisk};
 use crate::lun::route_status::{Overdue, Reason, Reasons, RouteState, RouteStatus};
@@ -104,8 +105,11 @@ impl SharedDisk for RoutedBacking {
         std::mem::take(&mut self.dropped)
     }
 
-    fn admitted(&mut self) {
+    fn admitted(&mut self, lun: Option<SharedFile>) {
         (self.fenced, self.newly_fenced) = (false, false);
+        if self.lun.is_none() {
+            self.lun = lun.map(|lun| UringEngine::new(lun, self.id));
+        }
         self.probe_at = Nanos(0);
     }
 

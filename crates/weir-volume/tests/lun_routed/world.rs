@@ -387,7 +387,7 @@ impl World {
         let answer = unsafe { libc::ioctl(device.as_raw_fd(), BLKROSET, &raw const read_only) };
         assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
         if is_there {
-            self.owner.admitted();
+            self.owner.admitted(None);
         }
     }
 

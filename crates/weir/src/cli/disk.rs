@@ -33,7 +33,8 @@ pub enum DiskCommand {
         /// Where the write log is kept, on the owner and on every replica: ram or flash. Nodes must offer it.
         #[arg(long, default_value = "ram")]
         medium: Medium,
-        /// Logical block: 512 or 4096 bytes. Default: 512; on an NBD server, the smallest of them that it allows.
+        /// Logical block: 512 or 4096 bytes. Default: 512; on a LUN, 4096, the only one there; on an NBD server, the smallest of them that it
+        /// allows.
         #[arg(long, value_name = "BYTES")]
         block: Option<u32>,
         #[command(flatten)]

@@ -25,10 +25,12 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
         DiskCommand::Create { name, volume, size, export, policy, medium, block, limit } => {
             let limit = limit.limit().map_err(Failure::usage)?;
             let (client, size) = (any_node(global)?, size.map(|size| size.0));
-            let is_server = export.is_some() || of_kind(&client.volumes()?, &volume, "nbd");
+            let volumes = client.volumes()?;
+            let is_server = export.is_some() || of_kind(&volumes, &volume, "nbd");
             match size.filter(|_| !is_server) {
                 Some(size) => {
-                    let logical_block = block.unwrap_or(512);
+                    let default = if of_kind(&volumes, &volume, "lun") { 4096 } else { 512 };
+                    let logical_block = block.unwrap_or(default);
                     let wanted = CreateDisk { name, volume, size, logical_block, policy, medium, limit };
                     print(global.output, &client.create_disk(&wanted)?, show)
                 }
@@ -144,7 +146,7 @@ fn sentence(deleted: &Deleted) -> String {
     };
     let lost = lost + &connected;
     let path = deleted.path.display();
-    if !deleted.path.is_absolute() {
+    if deleted.stays {
         return format!("{verb} disk {}; {path} stays as it is{lost}", deleted.disk);
     }
     let size = match deleted.allocated {

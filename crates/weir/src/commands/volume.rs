@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use weir_node::api::{
     ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, DeleteVolume, DeletedVolume,
-    DiskView, LunView, MoveVolume, MovedVolume, ServerExport, UsageItem, VolumePlan, VolumeUsage, VolumeView,
-    Volumes,
+    DiskView, LunView, MoveVolume, MovedVolume, NodeNotice, ServerExport, UsageItem, VolumePlan, VolumeUsage,
+    VolumeView, Volumes,
 };
 
 use weir_node::units::about;
@@ -304,6 +304,8 @@ fn of_lun(lun: &LunView) -> Vec<(&'static str, String)> {
     if !lun.notice.is_empty() {
         rows.push(("notice", lun.notice.clone()));
     }
+    let others = lun.notices.iter().filter(|one| one.notice != lun.notice);
+    rows.extend(others.map(|NodeNotice { node, notice, .. }| ("notice", format!("{node}: {notice}"))));
     rows
 }
 

@@ -238,6 +238,7 @@ mod tests {
             nodes: Vec::new(),
             disks: vec![disk],
             troubles: Vec::new(),
+            notices: Vec::new(),
             replicas: copy.into_iter().collect(),
             shards: Vec::new(),
             exports: Vec::new(),

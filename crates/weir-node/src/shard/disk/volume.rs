@@ -1,7 +1,7 @@
 //! What a disk has to do with its volume: the way of its I/O, the volume's coordinator, and its space.
 
 use tokio::sync::oneshot;
-use weir_block::{Nanos, Reactor};
+use weir_block::{Nanos, Reactor, SharedFile};
 use weir_volume::lun::route_status::{Overdue, Reason, RouteStatus};
 use weir_volume::{Backing, CoordinatorWay, SharedDisk};
 
@@ -136,9 +136,11 @@ impl Disk {
         }
     }
 
-    /// The LUN lets this node write again.
-    pub fn admitted(&mut self) {
-        self.backing().shared().into_iter().for_each(SharedDisk::admitted);
+    /// The LUN lets this node write, by this path if the disk has none.
+    pub fn admitted(&mut self, lun: Option<SharedFile>) {
+        if let Some(shared) = self.backing().shared() {
+            shared.admitted(lun);
+        }
     }
 
     /// All its I/O goes through its volume's coordinator, or not any more.

@@ -448,7 +448,7 @@ impl World {
         if node.is_vacated && (node.served.is_none() || !is_fenced) {
             node.is_vacated = false;
             self.lun.lock().paths[node.path].is_fenced = false;
-            owner.admitted();
+            owner.admitted(None);
             node.wake = Nanos(0);
         }
         if owner.wants_coordinator(reactor.now()) {

@@ -5,24 +5,37 @@ use std::path::{Path, PathBuf};
 
 use weir_block::mounts::mounts;
 
+use crate::lun::setup::identity_of;
+
 /// The mount tables of this process and of the host: a detached mount is in neither.
 const TABLES: [&str; 2] = ["/proc/self/mountinfo", "/proc/1/mountinfo"];
 
-/// Where a LUN is mounted, as far as this process sees. A table that cannot be read has nothing.
+/// Where a LUN is mounted, by this path or another one that this host has to it, as far as this process sees. A table that cannot be read
+/// has nothing.
 #[must_use]
 pub fn mounts_of(lun: &Path) -> Vec<PathBuf> {
     let Ok(found) = rustix::fs::stat(lun) else { return Vec::new() };
-    let device = format!("{}:{}", rustix::fs::major(found.st_rdev), rustix::fs::minor(found.st_rdev));
+    let identity = identity_of(found.st_rdev);
+    let is_it =
+        |device: u64| device == found.st_rdev || identity.is_some() && identity_of(device) == identity;
     let tables = TABLES.iter().filter_map(|table| std::fs::read(table).ok());
-    let mut all: Vec<PathBuf> = tables.flat_map(|table| of_device(&table, &device)).collect();
+    let mut all: Vec<PathBuf> = tables.flat_map(|table| of_device(&table, is_it)).collect();
     all.sort();
     all.dedup();
     all
 }
 
 /// The mount points of a device.
-fn of_device(table: &[u8], device: &str) -> Vec<PathBuf> {
-    mounts(table).filter(|mount| mount.device == device.as_bytes()).map(|mount| mount.point).collect()
+fn of_device(table: &[u8], is_it: impl Fn(u64) -> bool) -> Vec<PathBuf> {
+    let mounts = mounts(table).filter(|mount| number(&mount.device).is_some_and(&is_it));
+    mounts.map(|mount| mount.point).collect()
+}
+
+/// `MAJOR:MINOR` as a number. Filesystems without a device have a major number of 0.
+fn number(device: &[u8]) -> Option<u64> {
+    let (major, minor) = std::str::from_utf8(device).ok()?.split_once(':')?;
+    let (major, minor) = (major.parse().ok()?, minor.parse().ok()?);
+    (major != 0).then(|| rustix::fs::makedev(major, minor))
 }
 
 #[cfg(test)]
@@ -35,7 +48,8 @@ mod tests {
                      40 22 7:3 / /mnt/my\\040disks rw,relatime shared:9 - xfs /dev/loop3 rw\n\
                      41 22 7:30 / /mnt/b rw - xfs /dev/loop30 rw\n\
                      broken";
-        assert_eq!(of_device(table, "7:3"), [Path::new("/mnt/my disks")]);
-        assert_eq!(of_device(table, "7:4"), [] as [&Path; 0]);
+        let of = |major, minor| of_device(table, |device| device == rustix::fs::makedev(major, minor));
+        assert_eq!(of(7, 3), [Path::new("/mnt/my disks")]);
+        assert_eq!(of(7, 4), [] as [&Path; 0]);
     }
 }
