@@ -187,7 +187,7 @@ pub enum SetupError {
     },
     /// Heartbeats come.
     #[error(
-        "{} is in use by node {} (process {}) as volume {volume}: is the LUN presented to another cluster?", .path.display(), .beat.name, .beat.incarnation
+        "{} is in use by node {} (process {}) as volume {volume}: is the LUN presented to another cluster? A volume of this one that was just deleted is let go within half a minute", .path.display(), .beat.name, .beat.incarnation
     )]
     InUse {
         /// The LUN.

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 pub fn confirm(would: &str, name: &str) -> Result<(), Failure> {
     let (stdin, mut stderr) = (std::io::stdin(), std::io::stderr());
     if !stdin.is_terminal() || !stderr.is_terminal() {
-        let message = format!("{would}, and there is no terminal to ask whether that is meant");
+        let message = format!("there is no terminal to ask whether this is meant: {would}");
         return Err(Failure::refused(message)
             .hint("--yes does it without a question; --dry-run only says what it would do"));
     }

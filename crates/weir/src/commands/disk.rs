@@ -1,5 +1,7 @@
 //! `weir disk`
 
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::Duration;
 
 use weir_block::size::Size;
@@ -17,7 +19,10 @@ use crate::cli::DiskCommand;
 use crate::cluster::any_node;
 use crate::failure::Failure;
 use crate::options::Global;
-use crate::output::{list, print, table};
+use crate::output::{list, note, print, table};
+
+/// After so long, a deletion says what it waits for.
+const SAYS_WHY: Duration = Duration::from_secs(3);
 
 /// Executes a `weir disk` command.
 pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
@@ -111,7 +116,25 @@ fn delete(global: &Global, name: &str, wanted: &Delete, yes: bool) -> Result<(),
         let would = client.delete(name, &Delete { dry_run: true, ..wanted.clone() })?;
         confirm(&sentence(&would), name)?;
     }
-    print(global.output, &client.delete(name, wanted)?, sentence)
+    print(global.output, &patiently(name, wanted, || client.delete(name, wanted))?, sentence)
+}
+
+/// Says what a deletion waits for, if it takes long.
+fn patiently<T>(name: &str, wanted: &Delete, work: impl FnOnce() -> T) -> T {
+    let (done, waiting) = mpsc::channel::<()>();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            if waiting.recv_timeout(SAYS_WHY) == Err(RecvTimeoutError::Timeout) {
+                let instead = if wanted.force { "; --discard deletes it without what only its log has" } else { "" };
+                note(&format!(
+                    "disk {name} is destaged before it is deleted, as far as its storage takes that: `weir disk show {name}`{instead}"
+                ));
+            }
+        });
+        let result = work();
+        drop(done);
+        result
+    })
 }
 
 fn moved(moved: &Moved) -> String {

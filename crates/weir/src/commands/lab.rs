@@ -1,5 +1,7 @@
 //! `weir lab`
 
+use std::collections::BTreeSet;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
@@ -53,9 +55,10 @@ pub fn run(global: &Global, command: LabCommand) -> Result<(), Failure> {
             (config.nodes, config.lease_ttl, config.log) = (nodes, lease.0, log);
             config.luns = luns.iter().map(std::path::absolute).collect::<Result<_, _>>()?;
             config.fence_command = fence_command.map(std::path::absolute).transpose()?;
+            check_luns(&config)?;
             let lab = Lab::up(&config)?;
             report(global, &lab)?;
-            hint(global, lab.dir())?;
+            hint(global, lab.dir(), config.luns.first().map(PathBuf::as_path))?;
             lab.detach();
             Ok(())
         }
@@ -157,8 +160,42 @@ fn report(global: &Global, lab: &Lab) -> Result<(), Failure> {
     })
 }
 
+/// Each node has a path of its own, and a fence of one node must not be one of another.
+fn check_luns(config: &LabConfig) -> Result<(), Failure> {
+    let refused = |message: String| Err(Failure::usage(message));
+    if config.luns.len() > config.nodes {
+        return refused(format!(
+            "{} LUNs for {} nodes: each node has one path",
+            config.luns.len(),
+            config.nodes
+        ));
+    }
+    let mut known = BTreeSet::new();
+    for lun in &config.luns {
+        let found = std::fs::metadata(lun);
+        let found = found.map_err(|error| Failure::usage(format!("--lun {}: {error}", lun.display())))?;
+        if !found.file_type().is_block_device() {
+            let hint = "`losetup --find --show --direct-io=on FILE` makes a block device of a file, once for each node";
+            return Err(Failure::usage(format!("--lun {} is no block device", lun.display())).hint(hint));
+        }
+        if !known.insert(found.rdev()) {
+            return refused(format!(
+                "--lun {} is there twice: each node needs a device of its own",
+                lun.display()
+            ));
+        }
+    }
+    let Some(command) = &config.fence_command else { return Ok(()) };
+    let is_program =
+        std::fs::metadata(command).is_ok_and(|found| found.is_file() && found.mode() & 0o111 != 0);
+    match is_program {
+        true => Ok(()),
+        false => refused(format!("--fence-command {} is no program that can be executed", command.display())),
+    }
+}
+
 /// The next step, for people.
-fn hint(global: &Global, dir: &Path) -> Result<(), Failure> {
+fn hint(global: &Global, dir: &Path, lun: Option<&Path>) -> Result<(), Failure> {
     if global.output == Output::Json {
         return Ok(());
     }
@@ -169,8 +206,16 @@ fn hint(global: &Global, dir: &Path) -> Result<(), Failure> {
     } else {
         format!("\n  export WEIR_LAB={}", dir.display())
     };
+    let create = match lun {
+        Some(lun) => format!(
+            "weir volume create pool --kind lun --path {} --format xfs --dry-run\n  \
+             # the same without --dry-run, with the --identity that it says",
+            lun.display()
+        ),
+        None => "mkdir -p /tmp/pool && weir volume create pool --path /tmp/pool".to_owned(),
+    };
     say(&format!(
-        "\nThe lab runs. Next:{elsewhere}\n  mkdir -p /tmp/pool && weir volume create pool --path /tmp/pool\n  \
+        "\nThe lab runs. Next:{elsewhere}\n  {create}\n  \
          weir disk create d1 --volume pool --size 1GiB --policy write-back+1\n  weir disk export d1"
     ))
 }

@@ -61,6 +61,10 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
                 .completer(&name)
                 .ok_or_else(|| Failure::usage(format!("no completions for {name}")))?;
             completer.write_registration("COMPLETE", "weir", "weir", "weir", &mut script)?;
+            if name == "bash" {
+                // It would take DISK@SNAPSHOT for three words.
+                script.extend(b"COMP_WORDBREAKS=${COMP_WORDBREAKS//@}\n");
+            }
             crate::output::say(String::from_utf8_lossy(&script).trim_end())
         }
         Command::Demo(arguments) => demo::run(&arguments),
