@@ -5,7 +5,8 @@ use std::path::{Path, PathBuf};
 
 use weir_cluster::records::LunRecord;
 use weir_volume::lun::filesystem::{Content, content};
-use weir_volume::lun::setup::{identity_at, several_paths};
+use weir_volume::lun::identity::identity_at;
+use weir_volume::lun::setup::several_paths;
 
 /// The path of a volume's LUN. `devices`: where it may be; empty: all block devices of this host. Blocks.
 ///

@@ -120,6 +120,11 @@ impl Operations {
     }
 }
 
+/// The reason of a disk that looks well and whose volume nobody serves.
+pub(super) fn not_served(volume: &str) -> String {
+    format!("volume {volume} is not served (`weir volume show {volume}`): what needs its coordinator waits")
+}
+
 /// Where a volume stands, by its record and what the nodes say.
 fn judge(volume: &str, record: Option<CoordinatorRecord>, live: &Live, said: &Said) -> Coordination {
     let named = record.as_ref().and_then(|record| record.coordinator.clone());

@@ -8,7 +8,7 @@
 
 use weir_cluster::records::Policy;
 
-use super::views;
+use super::coordination;
 use crate::api::{
     DiskView, Health, HealthLevel, NodeStatus, NodeView, RegistryView, ShardView, VolumeTrouble,
 };
@@ -107,7 +107,7 @@ fn at_risk(disk: &DiskView, nodes: &[NodeView]) -> Option<String> {
 fn only_waits(disk: &DiskView) -> bool {
     disk.effective == disk.requested
         && disk.warnings.is_empty()
-        && disk.reason == views::not_served(&disk.volume)
+        && disk.reason == coordination::not_served(&disk.volume)
 }
 
 /// A route that a disk takes because something is out of order.
@@ -236,7 +236,7 @@ mod tests {
         status.troubles = vec![trouble];
         assert_eq!(line(&status), "degraded: volume v is not served: nobody coordinates it");
         let waits = DiskView {
-            reason: views::not_served("v"),
+            reason: coordination::not_served("v"),
             ..disk("degraded", "write-back+1", "write-back+1", Some(0))
         };
         status.disks = vec![waits.clone(), waits];

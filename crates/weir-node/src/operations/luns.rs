@@ -10,7 +10,8 @@ use weir_volume::lun::fencing::Tier;
 use weir_volume::lun::filesystem::by_hand::mounts_of;
 use weir_volume::lun::filesystem::{Content, FilesystemError, Kind, content};
 use weir_volume::lun::heartbeat::VolumeId;
-use weir_volume::lun::setup::{Lun, Plan, Ready, SetupError, Wish, identity_at};
+use weir_volume::lun::identity::identity_at;
+use weir_volume::lun::setup::{Lun, Plan, Ready, SetupError, Wish};
 
 use super::coordination::Coordination;
 use super::volumes::{check_dir, exists, just_changed, noun};

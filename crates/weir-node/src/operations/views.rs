@@ -14,7 +14,7 @@ use weir_cluster::registry::{Listing, RegistryError};
 use super::imports::not_imported;
 use super::measured::NOTHING;
 use super::owners::{Known, Said};
-use super::{Answer, Operations, health};
+use super::{Answer, Operations, coordination, health};
 use crate::api::{
     ApiError, ApiErrorKind, DiskLimit, DiskView, MediumView, NbdView, NodeNotice, NodeStatus, NodeView,
     PeerProtection, RegistryView, VolumeTrouble,
@@ -359,13 +359,8 @@ fn without_coordinator(view: DiskView) -> DiskView {
     if view.state != "serving" {
         return view;
     }
-    let reason = not_served(&view.volume);
+    let reason = coordination::not_served(&view.volume);
     DiskView { state: DiskStatus::DEGRADED.to_owned(), reason, ..view }
-}
-
-/// The reason of such a disk.
-pub(super) fn not_served(volume: &str) -> String {
-    format!("volume {volume} is not served (`weir volume show {volume}`): what needs its coordinator waits")
 }
 
 /// A disk whose import is not complete, and which nobody else can open. With a client, that is the import.

@@ -23,6 +23,7 @@ pub mod fence_command;
 pub mod fencing;
 pub mod filesystem;
 pub mod heartbeat;
+pub mod identity;
 pub mod leases;
 pub mod redirect;
 pub mod reservations;

@@ -4,7 +4,6 @@
 //! host has it mounted, and a second mount destroys it.
 
 use std::fs::{File, OpenOptions};
-use std::io;
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +20,7 @@ use super::heartbeat::area::{behind, in_file, volume_at};
 use super::heartbeat::layout::AREA;
 use super::heartbeat::listener::{BEAT_EVERY, SILENCE};
 use super::heartbeat::{Area, Beat, HeartbeatError, Slot, VolumeId};
+use super::identity::identity;
 use super::reservations::{ReservationError, check_unused};
 use super::survey::Survey;
 
@@ -28,8 +28,6 @@ use super::survey::Survey;
 const SMALLEST: u64 = 320 << 20;
 /// The filesystem ends at a multiple of this many bytes.
 const ALIGNMENT: u64 = 1 << 20;
-/// Begin of the identity of a device that has none.
-const BY_SIZE: &str = "size-";
 /// Bytes at each end of a LUN where former formats have their signatures.
 const SIGNATURES: u64 = 4 << 20;
 
@@ -479,18 +477,6 @@ pub fn several_paths(identity: &str, paths: &[PathBuf]) -> String {
     )
 }
 
-/// By which the LUN at a path is known on every host, if it has a WWN, a serial number, or the like. Does not open it.
-#[must_use]
-pub fn identity_at(path: &Path) -> Option<String> {
-    let metadata = std::fs::metadata(path).ok().filter(|found| found.file_type().is_block_device())?;
-    identity_of(metadata.rdev())
-}
-
-/// As [`identity_at`], of a device by its number.
-pub(super) fn identity_of(device: u64) -> Option<String> {
-    Some(identity(device, 0)).filter(|identity| !identity.starts_with(BY_SIZE))
-}
-
 /// Writes zeroes where a heartbeat area is to be.
 fn wipe(path: &Path, at: u64) -> Result<(), FilesystemError> {
     zero(path, at, AREA as u64)
@@ -509,27 +495,4 @@ fn direct(path: &Path) -> Result<File, FilesystemError> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_DIRECT | libc::O_CLOEXEC);
     options.open(path).map_err(FilesystemError::system("open", path))
-}
-
-/// By which a device is known on every host: its WWN, its serial number; of a loop device, its file. A device that has none of these is
-/// known by its size, which is better than nothing.
-fn identity(device: u64, size: u64) -> String {
-    let base = PathBuf::from(format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device)));
-    let read = |name: &str| -> io::Result<String> {
-        Ok(std::fs::read_to_string(base.join(name))?.split_whitespace().collect::<Vec<_>>().join("-"))
-    };
-    let known = ["wwid", "device/wwid", "serial", "device/serial", "dm/uuid"];
-    let part = |name: &str| read(name).ok();
-    if let Some(number) = part("partition") {
-        let whole = known.iter().find_map(|name| part(&format!("../{name}")).filter(|text| !text.is_empty()));
-        return format!("{}-part{number}", whole.unwrap_or_else(|| format!("{BY_SIZE}{size}")));
-    }
-    if let Some(found) = known.iter().find_map(|name| part(name).filter(|text| !text.is_empty())) {
-        return found;
-    }
-    let backing = std::fs::read_to_string(base.join("loop/backing_file")).ok();
-    match backing.and_then(|path| std::fs::metadata(path.trim_end()).ok()) {
-        Some(file) => format!("file-{:x}-{}", file.dev(), file.ino()),
-        None => format!("{BY_SIZE}{size}"),
-    }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use weir_block::mounts::mounts;
 
-use crate::lun::setup::identity_of;
+use crate::lun::identity::identity_of;
 
 /// The mount tables of this process and of the host: a detached mount is in neither.
 const TABLES: [&str; 2] = ["/proc/self/mountinfo", "/proc/1/mountinfo"];
