@@ -130,6 +130,7 @@ fn the_shells_do_everything_that_is_promised() {
         sum(|one| one.owners),
         sum(|one| one.connections),
         sum(|one| one.fences),
+        sum(|one| one.paths),
         sum(|one| one.full),
         sum(|one| one.durable),
     ];

@@ -13,7 +13,7 @@ use weir_nbd::Uri;
 use crate::backing::{BackingOptions, FileBacking, FileIdentity, Mark, OpenedFile, Trace, device_queue};
 use crate::error::VolumeError;
 use crate::interface::{Backing, OpenedBacking};
-use crate::lun::filesystem::open_lun;
+use crate::lun::filesystem::{FilesystemError, open_lun};
 use crate::nbd::{NbdOptions, OpenedNbd};
 use crate::routed::{RoutedBacking, RoutedOptions};
 
@@ -69,9 +69,13 @@ impl BackingKind {
                 };
                 Ok(Box::new(OpenedNbd::open(options)?))
             }
-            BackingKind::Lun { volume, file, .. } => {
+            BackingKind::Lun { volume, file, lun, filesystem } => {
                 let name = Path::new(volume).join(file);
-                let lun = self.open_path(options.writable);
+                // A path that cannot be opened is none: the coordinator does the I/O.
+                let lun = lun.as_ref().and_then(|path| {
+                    let opened = BackingKind::open_path(path, *filesystem, options.writable);
+                    opened.map_err(|error| tracing::warn!(%error, "no direct I/O to a volume's LUN")).ok()
+                });
                 let size = options.size.unwrap_or(0);
                 let logical_block = options.logical_block.unwrap_or(4096);
                 let BackingOptions { depth, coordinator_wait, full_volume_wait, .. } = *options;
@@ -82,14 +86,18 @@ impl BackingKind {
         }
     }
 
-    /// This node's path to the LUN of a disk, open for direct I/O. A path that cannot be opened is none: the coordinator does the I/O. Blocks.
-    #[must_use]
-    pub fn open_path(&self, writable: bool) -> Option<SharedFile> {
-        let BackingKind::Lun { lun: Some(path), filesystem, .. } = self else { return None };
-        let lun = open_lun(path, *filesystem, writable);
-        let lun = lun.map_err(|error| tracing::warn!(%error, "no direct I/O to a volume's LUN")).ok()?;
+    /// Opens a path to the LUN that has a filesystem of this identity, for direct I/O. Blocks.
+    ///
+    /// # Errors
+    /// It cannot be opened, or leads to another LUN.
+    pub fn open_path(
+        path: &Path,
+        filesystem: [u8; 16],
+        writable: bool,
+    ) -> Result<SharedFile, FilesystemError> {
+        let lun = open_lun(path, filesystem, writable)?;
         let waits_for_rotation = device_queue::waits_for_rotation(&lun);
-        Some(SharedFile::on_disk(lun, waits_for_rotation))
+        Ok(SharedFile::on_disk(lun, waits_for_rotation))
     }
 
     /// Whether I/O of an ended process of this machine is still in flight. Blocks on the storage.

@@ -108,8 +108,14 @@ pub trait SharedDisk {
     /// The numbers of [`SharedDisk::drop_leases`] that are done.
     fn dropped(&mut self) -> Vec<u64>;
 
-    /// The LUN lets this node write, or does so again. `lun`: this node's path to it, for a disk that was opened without one.
-    fn admitted(&mut self, lun: Option<SharedFile>);
+    /// The LUN lets this node write again.
+    fn admitted(&mut self);
+
+    /// Whether it has never had a path to the LUN, and needs one; at most twice a second.
+    fn wants_path(&mut self, now: Nanos) -> bool;
+
+    /// A path of this node to the LUN. One that it has stays.
+    fn reach(&mut self, lun: SharedFile);
 
     /// Every request goes through the coordinator's filesystem, or does not any more.
     fn go_through_filesystem(&mut self, reactor: &mut Reactor, wanted: bool);

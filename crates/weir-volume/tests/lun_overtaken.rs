@@ -91,6 +91,7 @@ impl World {
             }
         }
         self.coordinator.flush(&mut self.reactor).unwrap();
+        self.owner.wants_path(self.reactor.now());
         let soon = self.reactor.now() + Duration::from_millis(1);
         let mut events = Vec::new();
         self.reactor.wait(self.owner.deadline().min(soon), &mut events).unwrap();

@@ -3,19 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
-use weir_block::SharedFile;
-use weir_cluster::records::{DiskRecord, Source};
-use weir_volume::DirVolume;
+use weir_cluster::records::{DiskRecord, LunRecord, Source};
 use weir_volume::lun::serving::OpenedDisk;
+use weir_volume::{BackingKind, DirVolume};
 
 use super::node::Node;
 use crate::peer::{Greeting, Purpose};
 use crate::shard::messages::{Command, OpenedServed};
-
-/// Longest wait for a LUN to be opened (P10).
-const PATH_OPENS: Duration = Duration::from_secs(5);
 
 /// A disk that is open here needs a way to the coordinator of its volume. Its shard asks again while there is none.
 pub async fn connect(node: Arc<Node>, disk: String) {
@@ -55,6 +50,22 @@ async fn try_connect(node: &Arc<Node>, disk: &str) -> Result<(), String> {
         .map_err(|error| error.to_string())?;
     node.shards.send(disk, Command::CoordinatorConnected { disk: disk.to_owned(), stream }).await;
     Ok(())
+}
+
+/// A disk that is open here has no path to the LUN of its volume: this node may have found one since. Its shard asks again while there is none.
+pub async fn find_path(node: Arc<Node>, disk: String) {
+    let Some(record) = node.records.disk(&disk) else { return };
+    let volumes = node.records.volumes.now();
+    let lun = volumes.get(&record.volume).and_then(|volume| volume.lun.as_ref());
+    let filesystem = lun.and_then(|lun| LunRecord::bytes(&lun.uuid));
+    let (Some(path), Some(filesystem)) = (node.coordinators.get(&record.volume).lun, filesystem) else {
+        return;
+    };
+    let opened = tokio::task::spawn_blocking(move || BackingKind::open_path(&path, filesystem, true)).await;
+    match opened.map_err(std::io::Error::other).and_then(|opened| opened.map_err(std::io::Error::other)) {
+        Ok(lun) => node.shards.send(&disk, Command::Path { disk: disk.clone(), lun }).await,
+        Err(error) => tracing::debug!(disk, %error, "no path to its LUN yet"),
+    }
 }
 
 /// Serves a disk to its owner, if this node coordinates the disk's volume.
@@ -129,21 +140,11 @@ pub async fn redirect(node: &Node, volume: &str, wanted: Arc<AtomicBool>) {
     }
 }
 
-/// The LUN of a volume lets this node write. Disks that were opened before this node had a path to it get that now.
+/// The LUN of a volume lets this node write.
 pub async fn admitted(node: &Node, volume: &str) {
-    let disks = open_here(node, volume);
-    let Some(first) = disks.first() else { return };
-    let lun = open_path(node, first).await;
-    for disk in disks {
-        node.shards.send(&disk, Command::Admitted { disk: disk.clone(), lun: lun.clone() }).await;
+    for disk in open_here(node, volume) {
+        node.shards.send(&disk, Command::Admitted { disk: disk.clone() }).await;
     }
-}
-
-/// This node's path to the LUN of a disk, if it has one that answers.
-async fn open_path(node: &Node, disk: &str) -> Option<SharedFile> {
-    let place = node.place_of(&node.records.disk(disk)?).await.ok()?;
-    let opening = tokio::task::spawn_blocking(move || place.backing.open_path(true));
-    tokio::time::timeout(PATH_OPENS, opening).await.ok()?.ok()?
 }
 
 /// Stops serving the disks of a volume, or one of them, and waits until nothing of them is under way.

@@ -112,6 +112,9 @@ pub async fn run(node: Arc<Node>, tasks: Arc<Tasks>, mut notices: mpsc::Receiver
                 Some(Notice::WantCoordinator { disk }) => {
                     weir_task::spawn(lun_disks::connect(Arc::clone(&node), disk));
                 }
+                Some(Notice::WantPath { disk }) => {
+                    weir_task::spawn(lun_disks::find_path(Arc::clone(&node), disk));
+                }
                 Some(notice) => tasks.pass(notice, &node),
                 None => return,
             },
@@ -136,6 +139,7 @@ fn disk_of(notice: &Notice) -> &str {
         | Notice::WantPeer { disk, .. }
         | Notice::Refused { disk, .. }
         | Notice::WantCoordinator { disk }
+        | Notice::WantPath { disk }
         | Notice::Fenced { disk }
         | Notice::Event { disk, .. } => disk,
     }

@@ -38,6 +38,9 @@ const LEAVE: Duration = Duration::from_secs(5);
 const REFUSED: Duration = Duration::from_millis(100);
 const UNANSWERED: Duration = Duration::from_secs(1);
 
+/// The begin of a notice.
+const UNREADABLE: &str = "the record of its coordinator cannot be read";
+
 /// The number of a host, by which heartbeats and the fence command know it. The name of a node is its own for as long as the cluster
 /// lasts.
 fn number(node: &str) -> u64 {
@@ -266,11 +269,14 @@ impl Task {
         let (revision, record) = match self.seen(records) {
             Seen::Record { revision, record } => (revision, record),
             Seen::Unreadable { error, .. } => {
-                self.notice(format!("the record of its coordinator cannot be read: {error}"));
+                self.notice(format!("{UNREADABLE}: {error}"));
                 return false;
             }
             Seen::Nothing => return false,
         };
+        if self.node.coordinators.get(&self.volume.name).notice.starts_with(UNREADABLE) {
+            self.notice(self.shell.trouble());
+        }
         let is_new = std::mem::replace(&mut self.revision, revision) != revision;
         self.known = record.mounts.iter().chain(&record.coordinator).cloned().collect();
         (self.epoch, self.next) = (record.epoch, record.next.clone());
@@ -356,9 +362,10 @@ impl Task {
                 Output::Serve { epoch, mounted } => {
                     let text = format!("{} coordinates it, in epoch {epoch}", self.node.session.node_ref());
                     self.node.journal.tell("coordinator-serves", &self.volume.name, text);
+                    let trouble = self.shell.trouble();
                     self.node.coordinators.update(&self.volume.name, |state| {
                         state.mounted = Some((epoch, mounted));
-                        state.notice.clear();
+                        state.notice = trouble;
                     });
                     let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());
                     tokio::spawn(leftover::drop_interrupted(node, volume));

@@ -6,14 +6,17 @@
 //! | degraded | the effective policy is below the requested one; a disk waits or its owner does not answer; a volume on a LUN is not served, or a node has a problem with it; the I/O of a disk takes a detour that is not benign; a node is down; the registry is away, or lacks this node's cluster; this node cannot write its audit log, or what it trusts; the other nodes refuse its certificate; a shard hangs; the clocks of nodes differ |
 //! | ok | none of these |
 
+use std::collections::BTreeMap;
+
 use weir_cluster::records::Policy;
+use weir_volume::lun::route_status::Reason;
 
 use super::coordination;
 use crate::api::{
     DiskView, Health, HealthLevel, NodeStatus, NodeView, RegistryView, ShardView, VolumeTrouble,
 };
 use crate::control::clocks;
-use crate::shard::messages::DiskStatus;
+use crate::shard::messages::{DiskStatus, RouteReason};
 use crate::units::about;
 
 /// Judges what a node shows of the cluster; its own `health` is not looked at. `faults`: those of the node that shows it.
@@ -41,6 +44,7 @@ pub fn judge(status: &NodeStatus, faults: &[String]) -> Health {
             found.extend(degraded(disk).map(|reason| (HealthLevel::Degraded, reason)));
         }
     }
+    found.extend(detours(&status.disks).into_iter().map(|reason| (HealthLevel::Degraded, reason)));
     for node in status.nodes.iter().filter(|node| node.state != NodeView::UP) {
         let since = node.down_since.as_ref().map(|since| format!(" since {since}")).unwrap_or_default();
         found.push((HealthLevel::Degraded, format!("node {} is {}{since}", node.name, node.state)));
@@ -110,12 +114,30 @@ fn only_waits(disk: &DiskView) -> bool {
         && disk.reason == coordination::not_served(&disk.volume)
 }
 
-/// A route that a disk takes because something is out of order.
-fn detour(disk: &DiskView) -> Option<String> {
-    let route = disk.detail.as_ref()?.route.as_ref()?;
-    let reasons: Vec<&str> =
-        route.reasons.iter().filter(|one| !one.benign).map(|one| one.flag.as_str()).collect();
-    (!reasons.is_empty()).then(|| format!("disk {} is {}: {}", disk.name, route.state, reasons.join(", ")))
+/// Routes that disks take because something is out of order, once for all disks of a node and a volume that take the same.
+fn detours(disks: &[DiskView]) -> Vec<String> {
+    let mut all: BTreeMap<(&str, Option<&str>, String), Vec<&str>> = BTreeMap::new();
+    for disk in disks.iter().filter(|disk| disk.state == "serving") {
+        let Some(route) = disk.detail.as_ref().and_then(|detail| detail.route.as_ref()) else { continue };
+        // A volume that nobody serves is reported as such.
+        let is_reason = |one: &&RouteReason| !one.benign && one.flag != Reason::CoordinatorMoving.name();
+        let reasons: Vec<&str> =
+            route.reasons.iter().filter(is_reason).map(|one| one.flag.as_str()).collect();
+        if !reasons.is_empty() {
+            let detour = format!("{}: {}", route.state, reasons.join(", "));
+            all.entry((&disk.volume, disk.owner.as_deref(), detour)).or_default().push(&disk.name);
+        }
+    }
+    let line = |((volume, owner, detour), disks): ((&str, Option<&str>, String), Vec<&str>)| match disks
+        .as_slice()
+    {
+        [disk] => format!("disk {disk} is {detour}"),
+        disks => {
+            let (count, owner) = (disks.len(), owner.unwrap_or("nobody"));
+            format!("{count} disks of volume {volume} on {owner} are {detour}")
+        }
+    };
+    all.into_iter().map(line).collect()
 }
 
 /// The part of the requested policy that a disk lacks.
@@ -148,7 +170,7 @@ fn degraded(disk: &DiskView) -> Option<String> {
         return (!reason.is_empty()).then(|| reason.clone());
     }
     match quiet.contains(&&*disk.state) {
-        true if disk.warnings.is_empty() => detour(disk),
+        true if disk.warnings.is_empty() => None,
         true => Some(format!("disk {name}{colon}{reason}")),
         false if disk.reason.is_empty() => Some(format!("disk {name} is {}", disk.state)),
         false => Some(format!("disk {name}: {}", disk.reason)),
@@ -160,7 +182,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::shard::messages::{RouteReason, RouteView};
+    use crate::shard::messages::RouteView;
 
     fn disk(state: &str, requested: &str, effective: &str, dirty: Option<u64>) -> DiskView {
         let view = json!({
@@ -258,11 +280,13 @@ mod tests {
         let route =
             RouteView { state: "block-redirected".into(), reasons: reasons.to_vec(), ..RouteView::default() };
         redirected.detail.as_mut().unwrap().route = Some(route);
-        status.disks = vec![redirected];
-        assert_eq!(
-            line(&status),
-            "degraded: volume v: n2: /dev/sdb is mounted at /mnt, and not by Weir; disk d is block-redirected: no-disk-connectivity"
-        );
+        status.disks = vec![redirected.clone()];
+        let said = "degraded: volume v: n2: /dev/sdb is mounted at /mnt, and not by Weir";
+        assert_eq!(line(&status), format!("{said}; disk d is block-redirected: no-disk-connectivity"));
+        let moved = DiskView { state: "closing".into(), ..redirected.clone() };
+        status.disks = vec![redirected.clone(), redirected, moved];
+        let all = "2 disks of volume v on n1 are block-redirected: no-disk-connectivity";
+        assert_eq!(line(&status), format!("{said}; {all}"));
     }
 
     #[test]

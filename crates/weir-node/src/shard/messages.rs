@@ -211,8 +211,10 @@ pub enum Command {
     LoseCoordinator { disk: String },
     /// This node is fenced from the LUN of an open disk: give up what it holds there. Answered when nothing of it is under way there.
     DropLeases { disk: String, done: oneshot::Sender<()> },
-    /// The LUN of an open disk lets this node write, or does so again. `lun`: this node's path to it, which may have come after the disk.
-    Admitted { disk: String, lun: Option<SharedFile> },
+    /// The LUN of an open disk lets this node write again.
+    Admitted { disk: String },
+    /// This node's path to the LUN of an open disk: the answer to `WantPath`.
+    Path { disk: String, lun: SharedFile },
     /// Whether an operator wants all I/O of an open disk to go through its volume's coordinator; read when this arrives.
     Redirect { disk: String, wanted: Arc<AtomicBool> },
     /// A connection to the coordinator of an open disk's volume is there.
@@ -290,6 +292,8 @@ pub enum Notice {
     Fenced { disk: String },
     /// An open disk has no way to its volume's coordinator; answer with `CoordinatorConnected` or `CoordinatorHere`. It asks again.
     WantCoordinator { disk: String },
+    /// An open disk has had no path to its volume's LUN so far; answer with `Path`, if this node has one. It asks again.
+    WantPath { disk: String },
     /// Something that the operator should read.
     Event { disk: String, kind: &'static str, text: String },
 }

@@ -285,6 +285,9 @@ impl Turning {
         if disk.wants_coordinator(now) {
             self.unsent.push(Notice::WantCoordinator { disk: disk.name.clone() });
         }
+        if disk.wants_path(now) {
+            self.unsent.push(Notice::WantPath { disk: disk.name.clone() });
+        }
         let moved = disk.has_moved();
         if disk.is_over() {
             self.remove(slot);
@@ -442,9 +445,14 @@ impl Turning {
                 Some(slot) => self.disks[slot].drop_leases(&mut self.reactor, done),
                 None => answer(done, ()),
             },
-            Command::Admitted { disk, lun } => {
+            Command::Path { disk, lun } => {
                 if let Some(one) = self.find(&disk) {
-                    one.admitted(lun);
+                    one.reach(lun);
+                }
+            }
+            Command::Admitted { disk } => {
+                if let Some(one) = self.find(&disk) {
+                    one.admitted();
                 }
             }
             Command::Redirect { disk, wanted } => {

@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 
 /// Begin of the identity of a device that has none.
 const BY_SIZE: &str = "size-";
+/// Begin of the identity of a loop device.
+const BY_FILE: &str = "file-";
 
 /// By which the LUN at a path is known on every host, if it has a WWN, a serial number, or the like. Does not open it.
 #[must_use]
@@ -20,26 +22,107 @@ pub fn identity_of(device: u64) -> Option<String> {
     Some(identity(device, 0)).filter(|identity| !identity.starts_with(BY_SIZE))
 }
 
+/// Whether a device is the LUN of this identity by any path, or a part of it, or a larger one that it is a part of. What is on a logical
+/// volume is not seen.
+#[must_use]
+pub fn overlaps(identity: &str, device: u64) -> bool {
+    // The file of a loop device may be on storage that does not answer: it is looked at only if the LUN is one.
+    let other = match identity.starts_with(BY_FILE) {
+        true => self::identity(device, 0),
+        false => by_attributes(device).unwrap_or_default(),
+    };
+    overlap(identity, &other)
+}
+
+fn overlap(one: &str, other: &str) -> bool {
+    if one.is_empty() || other.is_empty() || one.starts_with(BY_SIZE) || other.starts_with(BY_SIZE) {
+        return false;
+    }
+    let ((one, its_part), (other, other_part)) = (whole(one), whole(other));
+    one == other && (its_part.is_none() || other_part.is_none() || its_part == other_part)
+}
+
+/// The whole device of an identity, and the number of the partition, in the same words for a path and for the multipath device over it.
+fn whole(identity: &str) -> (String, Option<&str>) {
+    let (identity, part) = match identity.strip_prefix("part").and_then(|rest| rest.split_once("-mpath-")) {
+        Some((part, rest)) => (format!("mpath-{rest}"), Some(part)),
+        None => match identity.rsplit_once("-part") {
+            Some((whole, part)) if part.bytes().all(|byte| byte.is_ascii_digit()) => {
+                (whole.to_owned(), Some(part))
+            }
+            _ => (identity.to_owned(), None),
+        },
+    };
+    // 3 stands for NAA in what multipath makes of the same number.
+    let identity =
+        identity.strip_prefix("mpath-3").map_or(identity.clone(), |number| format!("naa.{number}"));
+    (identity, part)
+}
+
 /// By which a device is known on every host: its WWN, its serial number; of a loop device, its file. A device that has none of these is
 /// known by its size, which is better than nothing.
 #[must_use]
 pub fn identity(device: u64, size: u64) -> String {
-    let base = PathBuf::from(format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device)));
+    by_attributes(device).or_else(|| by_file(device)).unwrap_or_else(|| format!("{BY_SIZE}{size}"))
+}
+
+fn base(device: u64) -> PathBuf {
+    PathBuf::from(format!("/sys/dev/block/{}:{}", libc::major(device), libc::minor(device)))
+}
+
+fn by_attributes(device: u64) -> Option<String> {
+    let base = base(device);
     let read = |name: &str| -> io::Result<String> {
         Ok(std::fs::read_to_string(base.join(name))?.split_whitespace().collect::<Vec<_>>().join("-"))
     };
     let known = ["wwid", "device/wwid", "serial", "device/serial", "dm/uuid"];
     let part = |name: &str| read(name).ok();
-    if let Some(number) = part("partition") {
-        let whole = known.iter().find_map(|name| part(&format!("../{name}")).filter(|text| !text.is_empty()));
-        return format!("{}-part{number}", whole.unwrap_or_else(|| format!("{BY_SIZE}{size}")));
+    let found =
+        |at: &str| known.iter().find_map(|name| part(&format!("{at}{name}")).filter(|text| !text.is_empty()));
+    match part("partition") {
+        Some(number) => Some(format!("{}-part{number}", found("../")?)),
+        None => found(""),
     }
-    if let Some(found) = known.iter().find_map(|name| part(name).filter(|text| !text.is_empty())) {
-        return found;
-    }
-    let backing = std::fs::read_to_string(base.join("loop/backing_file")).ok();
-    match backing.and_then(|path| std::fs::metadata(path.trim_end()).ok()) {
-        Some(file) => format!("file-{:x}-{}", file.dev(), file.ino()),
-        None => format!("{BY_SIZE}{size}"),
+}
+
+/// A loop device's file, and the part of it.
+fn by_file(device: u64) -> Option<String> {
+    let attribute = |name: &str| std::fs::read_to_string(base(device).join("loop").join(name)).ok();
+    let file = std::fs::metadata(attribute("backing_file")?.trim_end()).ok()?;
+    let number = |name: &str| attribute(name).and_then(|text| text.trim().parse().ok()).unwrap_or(0u64);
+    let (offset, limit) = (number("offset"), number("sizelimit"));
+    let place = if (offset, limit) == (0, 0) { String::new() } else { format!("-{offset}-{limit}") };
+    Some(format!("{BY_FILE}{:x}-{}{place}", file.dev(), file.ino()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lun_is_known_by_its_paths_and_its_parts() {
+        let lun = "naa.600508b400105e21";
+        let same = [
+            (lun, lun),
+            (lun, "naa.600508b400105e21-part1"),
+            ("naa.600508b400105e21-part1", lun),
+            (lun, "mpath-3600508b400105e21"),
+            (lun, "part2-mpath-3600508b400105e21"),
+            ("file-fe00-12", "file-fe00-12"),
+        ];
+        let others = [
+            ("naa.600508b400105e21-part1", "naa.600508b400105e21-part2"),
+            (lun, "naa.600508b400105e22"),
+            ("file-fe00-12", "file-fe00-12-1048576-0"),
+            ("size-1000", "size-1000"),
+            (lun, ""),
+            ("", ""),
+        ];
+        for (one, other) in same {
+            assert!(overlap(one, other) && overlap(other, one), "{one} {other}");
+        }
+        for (one, other) in others {
+            assert!(!overlap(one, other) && !overlap(other, one), "{one} {other}");
+        }
     }
 }

@@ -50,6 +50,8 @@ const PROBE_EVERY: Duration = Duration::from_millis(250);
 const RETRY_AFTER: Duration = Duration::from_millis(1);
 /// Pause before a coordinator is asked for again.
 const ASK_AGAIN: Duration = Duration::from_millis(500);
+/// Pause before a path to the LUN is asked for again.
+const PATH_AGAIN: Duration = Duration::from_millis(500);
 /// Bytes of zeroes to write from: 1,024 pieces of a write (`IOV_MAX`) are as much as any request.
 const ZEROES: usize = 4 << 20;
 
@@ -89,6 +91,7 @@ pub struct RoutedBacking {
     newly_fenced: bool,
     /// The time of the next look at the LUN; [`Nanos::NEVER`] while it can be reached, or one is under way.
     probe_at: Nanos,
+    path_at: Nanos,
     link: Link,
     /// The highest epoch of a coordinator (P2).
     coordinator_epoch: u64,
@@ -162,6 +165,7 @@ impl RoutedBacking {
             fenced: false,
             newly_fenced: false,
             probe_at: Nanos::NEVER,
+            path_at: reactor.now() + PATH_AGAIN,
             link: Link::None,
             coordinator_epoch: 0,
             connection: 0,
@@ -433,6 +437,11 @@ impl RoutedBacking {
         lun.read(reactor, PROBE, 0, buffer);
     }
 
+    /// The time at which a path to the LUN is asked for.
+    fn path_deadline(&self) -> Nanos {
+        if self.lun.is_some() || self.abandoned { Nanos::NEVER } else { self.path_at }
+    }
+
     fn probed(&mut self, reactor: &mut Reactor, is_there: bool) {
         if is_there && !self.fenced {
             self.step(reactor, router::Event::Path(true));
@@ -621,7 +630,9 @@ impl Layer for RoutedBacking {
         let ask = if self.link.is_there() || self.abandoned { Nanos::NEVER } else { self.ask_at };
         let more = if self.link.has_more() { self.more_at } else { Nanos::NEVER };
         let overdue = if self.abandoned { Nanos::NEVER } else { self.patience.deadline() };
-        probe.min(self.retry_at).min(ask).min(more).min(overdue).min(self.space.deadline(self.has_depth()))
+        let path = self.path_deadline();
+        let all = [probe, self.retry_at, ask, more, overdue, path, self.space.deadline(self.has_depth())];
+        all.into_iter().min().unwrap_or(Nanos::NEVER)
     }
 
     fn in_flight(&self) -> usize {

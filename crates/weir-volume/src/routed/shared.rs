@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 
 use weir_block::{Completion, IoError, Nanos, OwnerId, Reactor, SharedFile, Tag};
 
-use super::{ASK_AGAIN, RoutedBacking};
+use super::{ASK_AGAIN, PATH_AGAIN, RoutedBacking};
 use crate::backing::engine_uring::UringEngine;
 use crate::error::VolumeError;
 use crate::interface::{Backing, CoordinatorWay, SharedDisk};
@@ -105,12 +105,25 @@ impl SharedDisk for RoutedBacking {
         std::mem::take(&mut self.dropped)
     }
 
-    fn admitted(&mut self, lun: Option<SharedFile>) {
+    fn admitted(&mut self) {
         (self.fenced, self.newly_fenced) = (false, false);
-        if self.lun.is_none() {
-            self.lun = lun.map(|lun| UringEngine::new(lun, self.id));
-        }
         self.probe_at = Nanos(0);
+    }
+
+    fn wants_path(&mut self, now: Nanos) -> bool {
+        let wants = now >= self.path_deadline();
+        if wants {
+            self.path_at = now + PATH_AGAIN;
+        }
+        wants
+    }
+
+    fn reach(&mut self, lun: SharedFile) {
+        if self.lun.is_none() {
+            self.lun = Some(UringEngine::new(lun, self.id));
+            // A read of it confirms it.
+            self.probe_at = Nanos(0);
+        }
     }
 
     fn go_through_filesystem(&mut self, reactor: &mut Reactor, wanted: bool) {

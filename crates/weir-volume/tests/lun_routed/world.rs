@@ -212,6 +212,8 @@ impl World {
 
     pub fn turn(&mut self) {
         self.owner.advance(&mut self.reactor, &mut self.done);
+        // It stays without, if it has none.
+        self.owner.wants_path(self.reactor.now());
         // As a shard does: when something has happened to it.
         if let Some(served) = &self.served {
             let mut served = served.borrow_mut();
@@ -387,7 +389,7 @@ impl World {
         let answer = unsafe { libc::ioctl(device.as_raw_fd(), BLKROSET, &raw const read_only) };
         assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
         if is_there {
-            self.owner.admitted(None);
+            self.owner.admitted();
         }
     }
 

@@ -125,10 +125,15 @@ fn patiently<T>(name: &str, wanted: &Delete, work: impl FnOnce() -> T) -> T {
     thread::scope(|scope| {
         scope.spawn(move || {
             if waiting.recv_timeout(SAYS_WHY) == Err(RecvTimeoutError::Timeout) {
-                let instead = if wanted.force { "; --discard deletes it without what only its log has" } else { "" };
-                note(&format!(
-                    "disk {name} is destaged before it is deleted, as far as its storage takes that: `weir disk show {name}`{instead}"
-                ));
+                let why = match (wanted.discard, wanted.force) {
+                    (true, _) => "it waits for requests that its storage has not answered",
+                    (_, true) => {
+                        "its storage is slow to answer. An export or a block device is destaged first, if the disk is open, unless --discard is \
+                         given"
+                    }
+                    _ => "it is destaged first, as far as its storage takes that",
+                };
+                note(&format!("disk {name} is not deleted yet: {why} (`weir disk show {name}`)"));
             }
         });
         let result = work();

@@ -25,6 +25,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{mpsc, oneshot, watch};
 use weir_block::Nanos;
 use weir_cluster::membership::SessionState;
@@ -50,6 +51,9 @@ const INBOX: usize = 256;
 
 /// Pause before something that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// The shard has ended, and with it the command.
+const STOPPING: &str = "the node is stopping";
 
 /// The history of a disk that this process owns and does not have open.
 #[derive(Clone, Copy, Debug)]
@@ -252,15 +256,17 @@ impl DiskTask {
         let mut again = Some(Nanos::now());
         loop {
             self.catch_up().await;
-            if let Ok(answer) = answered.try_recv() {
-                return Ok(answer);
+            match answered.try_recv() {
+                Ok(answer) => return Ok(answer),
+                Err(TryRecvError::Closed) => return Err(STOPPING.to_owned()),
+                Err(TryRecvError::Empty) => {}
             }
             if let Some(reason) = over(self) {
                 return Err(reason);
             }
             tokio::select! {
                 biased;
-                answer = &mut answered => return answer.map_err(|_| "the node is stopping".to_owned()),
+                answer = &mut answered => return answer.map_err(|_| STOPPING.to_owned()),
                 Some(message) = self.inbox.recv() => self.attend(message).await,
                 () = changes.next() => again = self.settle_meanwhile().await,
                 _ = self.sessions.changed() => again = self.settle_meanwhile().await,

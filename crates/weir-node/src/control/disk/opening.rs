@@ -5,7 +5,6 @@ use std::sync::atomic::AtomicU64;
 
 use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef};
-use weir_volume::BackingKind;
 
 use super::configuration::rate;
 use super::former::mark_of;
@@ -13,7 +12,6 @@ use super::{Came, DiskTask, record};
 use crate::control::admission;
 use crate::control::capacity::Role;
 use crate::control::decide::Local;
-use crate::control::lun_disks;
 use crate::shard::messages::{Arrival, Command, LogMedium, OpenDisk};
 
 impl DiskTask {
@@ -107,7 +105,6 @@ impl DiskTask {
         self.bar_replacement(record).await?;
         self.connected.clear();
         self.filled.clear();
-        let pathless = matches!(place.backing, BackingKind::Lun { lun: None, .. });
         let disk = OpenDisk {
             disk: self.name.clone(),
             id: record.id,
@@ -134,11 +131,6 @@ impl DiskTask {
         self.formers.opened(arrival);
         self.local = Local::Open { epoch: record.epoch };
         self.node.here.insert(record, file);
-        if pathless && self.node.coordinators.get(&record.volume).lun.is_some() {
-            // The path has come meanwhile.
-            let (node, volume) = (Arc::clone(&self.node), record.volume.clone());
-            weir_task::spawn(async move { lun_disks::admitted(&node, &volume).await });
-        }
         self.event("open", format!("{} serves it in epoch {}", self.me.node, record.epoch));
         Ok(())
     }

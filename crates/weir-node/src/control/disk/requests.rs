@@ -37,7 +37,7 @@ impl DiskTask {
             Notice::Event { kind: "replica-lost", .. } if self.gives_disk_away() => {}
             Notice::Event { kind, text, .. } => self.event(kind, text),
             // The supervisor's.
-            Notice::WantCoordinator { .. } | Notice::Fenced { .. } => {}
+            Notice::WantCoordinator { .. } | Notice::WantPath { .. } | Notice::Fenced { .. } => {}
         }
     }
 

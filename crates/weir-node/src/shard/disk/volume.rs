@@ -136,10 +136,20 @@ impl Disk {
         }
     }
 
-    /// The LUN lets this node write, by this path if the disk has none.
-    pub fn admitted(&mut self, lun: Option<SharedFile>) {
+    /// The LUN lets this node write again.
+    pub fn admitted(&mut self) {
+        self.backing().shared().into_iter().for_each(SharedDisk::admitted);
+    }
+
+    /// Whether it needs a path to the LUN.
+    pub fn wants_path(&mut self, now: Nanos) -> bool {
+        self.backing().shared().is_some_and(|shared| shared.wants_path(now))
+    }
+
+    /// A path to the LUN.
+    pub fn reach(&mut self, lun: SharedFile) {
         if let Some(shared) = self.backing().shared() {
-            shared.admitted(lun);
+            shared.reach(lun);
         }
     }
 

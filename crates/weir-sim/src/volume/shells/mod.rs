@@ -83,6 +83,8 @@ pub struct Counts {
     pub connections: u64,
     /// Fences that an owner has noticed.
     pub fences: u64,
+    /// Paths to the LUN that an owner got after it had opened the disk.
+    pub paths: u64,
     /// Writes that found no space.
     pub full: u64,
     /// Flushes and durable writes whose promise was checked.
@@ -145,8 +147,10 @@ struct World {
     former_owner: Option<usize>,
     former_coordinator: Option<usize>,
     options: RoutedOptions,
-    /// The owner has no path of its own.
+    /// The owner has no path of its own when it opens the disk.
     pathless: bool,
+    /// It gets one later.
+    path_comes: bool,
     /// Requests are within these first blocks.
     used: usize,
     depth: usize,
@@ -223,7 +227,8 @@ impl World {
             former_owner: None,
             former_coordinator: None,
             options,
-            pathless: rng.u8(0..8) == 0,
+            pathless: rng.u8(0..4) == 0,
+            path_comes: rng.u8(0..4) != 0,
             used: [piece / 2, 2 * piece, BLOCKS][rng.usize(0..3)],
             depth: rng.usize(2..10),
             pending: BTreeMap::new(),
@@ -324,8 +329,9 @@ impl World {
     /// Nothing is to be done, and the owner has all its ways.
     fn has_ended(&self) -> bool {
         let owner = self.owner.and_then(|node| self.nodes[node].owner.as_ref());
-        let is_whole = owner
-            .is_some_and(|owner| owner.has_coordinator() && (owner.router().has_path() || self.pathless));
+        let is_whole = owner.is_some_and(|owner| {
+            owner.has_coordinator() && (owner.router().has_path() || self.pathless && !self.path_comes)
+        });
         self.pending.is_empty() && self.wanted.is_empty() && is_whole
     }
 
@@ -448,8 +454,12 @@ impl World {
         if node.is_vacated && (node.served.is_none() || !is_fenced) {
             node.is_vacated = false;
             self.lun.lock().paths[node.path].is_fenced = false;
-            owner.admitted(None);
+            owner.admitted();
             node.wake = Nanos(0);
+        }
+        if owner.wants_path(reactor.now()) && self.path_comes {
+            owner.reach(self.world.open(node.lun));
+            (self.counts.paths, node.wake) = (self.counts.paths + 1, Nanos(0));
         }
         if owner.wants_coordinator(reactor.now()) {
             self.connect(number);

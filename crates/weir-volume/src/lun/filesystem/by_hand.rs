@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use weir_block::mounts::mounts;
 
-use crate::lun::identity::identity_of;
+use crate::lun::identity::{identity_of, overlaps};
 
 /// The mount tables of this process and of the host: a detached mount is in neither.
 const TABLES: [&str; 2] = ["/proc/self/mountinfo", "/proc/1/mountinfo"];
@@ -14,10 +14,20 @@ const TABLES: [&str; 2] = ["/proc/self/mountinfo", "/proc/1/mountinfo"];
 /// has nothing.
 #[must_use]
 pub fn mounts_of(lun: &Path) -> Vec<PathBuf> {
+    find(lun, |own, device| own == device)
+}
+
+/// As [`mounts_of`], by another path of this host to it alone: this host's kernel does not know that both lead to one LUN.
+#[must_use]
+pub fn mounts_by_other_paths(lun: &Path) -> Vec<PathBuf> {
+    find(lun, |_, _| false)
+}
+
+fn find(lun: &Path, counts: impl Fn(u64, u64) -> bool) -> Vec<PathBuf> {
     let Ok(found) = rustix::fs::stat(lun) else { return Vec::new() };
-    let identity = identity_of(found.st_rdev);
-    let is_it =
-        |device: u64| device == found.st_rdev || identity.is_some() && identity_of(device) == identity;
+    let own = found.st_rdev;
+    let identity = identity_of(own).unwrap_or_default();
+    let is_it = |device: u64| counts(own, device) || device != own && overlaps(&identity, device);
     let tables = TABLES.iter().filter_map(|table| std::fs::read(table).ok());
     let mut all: Vec<PathBuf> = tables.flat_map(|table| of_device(&table, is_it)).collect();
     all.sort();

@@ -46,6 +46,11 @@ impl Shared {
         self.answer(event);
     }
 
+    /// What is still trouble; empty if nothing is.
+    pub(super) fn trouble(&self) -> String {
+        lock(&self.failures).values().next().map(|one| one.text.clone()).unwrap_or_default()
+    }
+
     /// An action is no trouble any more.
     pub(super) fn is_well(&self, action: &str) {
         let mut all = lock(&self.failures);

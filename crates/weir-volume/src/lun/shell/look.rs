@@ -43,7 +43,6 @@ impl Shell {
 
 impl Shared {
     fn look(&self, mounted: Option<Arc<Mounted>>, admission: u64) {
-        self.look_for_mounts();
         if let Some(mounted) = mounted {
             // A path that is made anew is away for a moment, and nobody has asked for anything.
             let found = mounted.check().or_else(|_| {
@@ -61,6 +60,7 @@ impl Shared {
                 }
             }
         }
+        self.look_for_mounts();
         self.is_looking.store(false, Ordering::Relaxed);
     }
 

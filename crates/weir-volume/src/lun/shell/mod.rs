@@ -209,6 +209,12 @@ impl Shell {
         }
     }
 
+    /// What goes wrong; empty if nothing does.
+    #[must_use]
+    pub fn trouble(&self) -> String {
+        self.shared.trouble()
+    }
+
     /// The state, for operators.
     #[must_use]
     pub fn phase(&self) -> Phase {

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use super::{Event, Host, Shared, lock};
+use crate::lun::filesystem::by_hand::mounts_by_other_paths;
 use crate::lun::filesystem::mount::exclusive;
 use crate::lun::filesystem::{FilesystemError, Mounted};
 use crate::lun::heartbeat::area::in_file;
@@ -28,6 +29,13 @@ impl Shared {
 
     /// Nothing is mounted, and nothing of an attempt is on its way, if it fails.
     pub(super) fn try_mount(&self, epoch: u64) -> Result<Mounted, String> {
+        let lun = &self.host.lun;
+        if let Some(at) = mounts_by_other_paths(lun).first() {
+            let (lun, at) = (lun.display(), at.display());
+            return Err(format!(
+                "{lun} is mounted at {at}, by another path of this host: a second mount would destroy its filesystem; `umount {at}`"
+            ));
+        }
         // From here on the LUN has been coordinated in this epoch.
         {
             let mut heart = lock(&self.heart);

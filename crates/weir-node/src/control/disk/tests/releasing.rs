@@ -403,3 +403,20 @@ async fn a_deletion_comes_before_what_waits_for_a_disk_that_closes() {
         assert_eq!(order, [closing, !closing]);
     }
 }
+
+/// A shard that has ended answers no command: the disk's task ends its wait, and the node's stop goes on.
+#[tokio::test]
+async fn a_shard_that_has_ended_is_no_reason_to_panic() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut node, _told) = node(directory.path()).await;
+    let (commands, queue) = mpsc::channel(16);
+    Arc::get_mut(&mut node).unwrap().shards = Shards::new(vec![ShardQueue::new(commands, || {})]);
+    drop(queue);
+    disk_of_a(&node, |_| {}).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    let (done, released) = oneshot::channel();
+    task.on_request(Request::Release { done }).await;
+    let refused = released.await.unwrap().unwrap_err();
+    assert!(refused.message.contains("the node is stopping"), "{refused}");
+}
