@@ -29,6 +29,8 @@ pub struct VolumeState {
     pub refusals: u64,
     /// All I/O goes through the coordinator's filesystem. Shared with shards, so that whatever order messages arrive in, a disk follows the last word.
     pub redirected: Arc<AtomicBool>,
+    /// This node opens its path to the LUN for disks that have none; one attempt at a time, as the LUN may not answer (P10).
+    pub opens_path: Arc<AtomicBool>,
     /// How this node keeps others from the LUN; absent while it does not reach the LUN.
     pub tier: Option<Tier>,
     /// The last thing that an operator should know; empty if all is well.
@@ -46,6 +48,7 @@ impl Default for VolumeState {
             mounted: None,
             refusals: 0,
             redirected: Arc::default(),
+            opens_path: Arc::default(),
             tier: None,
             notice: String::new(),
             deleted: None,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use weir_cluster::records::{DiskRecord, LunRecord, Source};
 use weir_volume::lun::serving::OpenedDisk;
@@ -52,19 +52,28 @@ async fn try_connect(node: &Arc<Node>, disk: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A disk that is open here has no path to the LUN of its volume: this node may have found one since. Its shard asks again while there is none.
+/// A disk that is open here has no path to the LUN of its volume: this node may have found one since, for all of them. Its shard asks again
+/// while there is none.
 pub async fn find_path(node: Arc<Node>, disk: String) {
-    let Some(record) = node.records.disk(&disk) else { return };
+    let Some(volume) = node.records.disk(&disk).map(|record| record.volume) else { return };
     let volumes = node.records.volumes.now();
-    let lun = volumes.get(&record.volume).and_then(|volume| volume.lun.as_ref());
+    let lun = volumes.get(&volume).and_then(|volume| volume.lun.as_ref());
     let filesystem = lun.and_then(|lun| LunRecord::bytes(&lun.uuid));
-    let (Some(path), Some(filesystem)) = (node.coordinators.get(&record.volume).lun, filesystem) else {
+    let state = node.coordinators.get(&volume);
+    let (Some(path), Some(filesystem)) = (state.lun, filesystem) else { return };
+    if state.opens_path.swap(true, Ordering::Relaxed) {
         return;
-    };
+    }
     let opened = tokio::task::spawn_blocking(move || BackingKind::open_path(&path, filesystem, true)).await;
-    match opened.map_err(std::io::Error::other).and_then(|opened| opened.map_err(std::io::Error::other)) {
-        Ok(lun) => node.shards.send(&disk, Command::Path { disk: disk.clone(), lun }).await,
-        Err(error) => tracing::debug!(disk, %error, "no path to its LUN yet"),
+    state.opens_path.store(false, Ordering::Relaxed);
+    match opened {
+        Ok(Ok(lun)) => {
+            for disk in open_here(&node, &volume) {
+                node.shards.send(&disk, Command::Path { disk: disk.clone(), lun: lun.clone() }).await;
+            }
+        }
+        Ok(Err(error)) => tracing::debug!(volume, %error, "no path to its LUN yet"),
+        Err(error) => tracing::warn!(volume, %error, "opening the path to its LUN has failed"),
     }
 }
 
