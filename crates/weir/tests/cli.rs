@@ -27,6 +27,7 @@ fn help_tells_what_there_is() {
     {
         let script = place.ok(&format!("completions {shell}"));
         assert!(script.contains(word) && script.contains("COMPLETE"), "{shell}: {script}");
+        assert_eq!(script.contains("COMP_WORDBREAKS//@"), shell == "bash", "{script}");
     }
     assert!(place.ok("node --print-config").contains("fence_grace"));
 }
@@ -51,6 +52,10 @@ fn errors_have_codes_and_say_what_to_do() {
         ("disk limit d --iops 5 --none", "cannot be used with"),
         ("disk create d --volume v --size 1MiB --burst 1s", "--burst needs a rate"),
         ("bench null --size 0k", "at least one byte"),
+        ("lab up --lun nowhere", "nowhere: No such file"),
+        ("lab up --lun /dev/null", "is no block device"),
+        ("lab up --nodes 1 --lun a --lun b", "2 LUNs for 1 node:"),
+        ("lab up --fence-command /dev/null", "is no program"),
     ] {
         let said = place.fails(command, 2);
         assert!(said.contains(hint), "{command}: {said}");

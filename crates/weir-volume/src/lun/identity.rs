@@ -1,6 +1,5 @@
 //! By which a LUN is known on every host, whatever its path is.
 
-use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -63,7 +62,16 @@ fn whole(identity: &str) -> (String, Option<&str>) {
 /// known by its size, which is better than nothing.
 #[must_use]
 pub fn identity(device: u64, size: u64) -> String {
-    by_attributes(device).or_else(|| by_file(device)).unwrap_or_else(|| format!("{BY_SIZE}{size}"))
+    by_attributes(device).or_else(|| by_file(device)).unwrap_or_else(|| {
+        let part = partition(device).map_or_else(String::new, |number| format!("-part{number}"));
+        format!("{BY_SIZE}{size}{part}")
+    })
+}
+
+/// Its number, of a partition.
+fn partition(device: u64) -> Option<String> {
+    let number = std::fs::read_to_string(base(device).join("partition")).ok()?;
+    Some(number.trim().to_owned())
 }
 
 fn base(device: u64) -> PathBuf {
@@ -71,15 +79,13 @@ fn base(device: u64) -> PathBuf {
 }
 
 fn by_attributes(device: u64) -> Option<String> {
-    let base = base(device);
-    let read = |name: &str| -> io::Result<String> {
-        Ok(std::fs::read_to_string(base.join(name))?.split_whitespace().collect::<Vec<_>>().join("-"))
+    let read = |name: &str| {
+        let text = std::fs::read_to_string(base(device).join(name)).ok()?;
+        Some(text.split_whitespace().collect::<Vec<_>>().join("-")).filter(|text| !text.is_empty())
     };
     let known = ["wwid", "device/wwid", "serial", "device/serial", "dm/uuid"];
-    let part = |name: &str| read(name).ok();
-    let found =
-        |at: &str| known.iter().find_map(|name| part(&format!("{at}{name}")).filter(|text| !text.is_empty()));
-    match part("partition") {
+    let found = |at: &str| known.iter().find_map(|name| read(&format!("{at}{name}")));
+    match partition(device) {
         Some(number) => Some(format!("{}-part{number}", found("../")?)),
         None => found(""),
     }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use weir_lab::process::ProcessState;
 use weir_lab::{Ending, Lab, LabConfig, NodeReport, REGISTRY};
+use weir_node::units::count;
 
 use crate::cli::LabCommand;
 use crate::cluster::{lab, lab_dir};
@@ -164,11 +165,8 @@ fn report(global: &Global, lab: &Lab) -> Result<(), Failure> {
 fn check_luns(config: &LabConfig) -> Result<(), Failure> {
     let refused = |message: String| Err(Failure::usage(message));
     if config.luns.len() > config.nodes {
-        return refused(format!(
-            "{} LUNs for {} nodes: each node has one path",
-            config.luns.len(),
-            config.nodes
-        ));
+        let (luns, nodes) = (count(config.luns.len() as u64, "LUN"), count(config.nodes as u64, "node"));
+        return refused(format!("{luns} for {nodes}: each node has at most one path"));
     }
     let mut known = BTreeSet::new();
     for lun in &config.luns {
