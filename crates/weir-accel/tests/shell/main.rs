@@ -116,11 +116,11 @@ impl Disk {
         assert!(!forgotten, "nobody advances the backing, which has something to begin with (P9)");
     }
 
-    /// Turns as a shard takes them: only when something happened or is due. How many.
+    /// Turns as a shard takes them: only when something happened or is due. How many. There are some however late the test gets a processor.
     fn run(&mut self, time: Duration) -> usize {
         let end = Nanos::now() + time;
         let mut turns = 0;
-        while Nanos::now() < end {
+        while Nanos::now() < end || turns < 5 {
             let mut events = Vec::new();
             self.reactor.wait(self.accel.deadline().min(end), &mut events).unwrap();
             for event in events {
@@ -134,6 +134,15 @@ impl Disk {
 
     fn settle(&mut self) {
         for _ in 0..10 {
+            self.turn();
+        }
+    }
+
+    /// Turns until the backing has what is wanted.
+    fn destages(&mut self, is_there: impl Fn(&[u8]) -> bool) {
+        let deadline = Nanos::now() + Duration::from_secs(10);
+        while !is_there(&self.script.borrow().bytes) {
+            assert!(Nanos::now() < deadline, "it is not destaged");
             self.turn();
         }
     }
