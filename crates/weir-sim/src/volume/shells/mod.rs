@@ -332,7 +332,8 @@ impl World {
         let is_whole = owner.is_some_and(|owner| {
             owner.has_coordinator() && (owner.router().has_path() || self.pathless && !self.path_comes)
         });
-        self.pending.is_empty() && self.wanted.is_empty() && is_whole
+        // The owner may not have noticed that the power of the coordinator's host is cut.
+        self.pending.is_empty() && self.wanted.is_empty() && is_whole && self.coordinator.is_some()
     }
 
     /// What happens next.
