@@ -243,9 +243,8 @@ struct KnownLun {
     here: Option<PathBuf>,
 }
 
-/// Refuses a LUN that is a volume already, by whatever path it is named, one that is mounted, and one of which this host has none of the
-/// paths that it may use, or several. Before it is opened
-/// exclusively, which fails in other words where another path of it is mounted.
+/// Refuses a LUN that is a volume already, whatever path names it, a LUN that is mounted, and a LUN for which `lun.devices` has no path of
+/// this host, or several. This precedes the exclusive open, whose error does not name the mount.
 fn check_paths(path: &Path, known: &[KnownLun], devices: &[PathBuf]) -> Result<(), SetupError> {
     let identity = identity_at(path);
     let found = File::open(path).ok().and_then(|device| content(&device, path).ok());

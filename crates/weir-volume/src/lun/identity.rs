@@ -25,7 +25,7 @@ pub fn identity_of(device: u64) -> Option<String> {
 /// volume is not seen.
 #[must_use]
 pub fn overlaps(identity: &str, device: u64) -> bool {
-    // The file of a loop device may be on storage that does not answer: it is looked at only if the LUN is one.
+    // The storage of a loop device's file may hang: only a LUN that is a loop device itself is compared by files.
     let other = match identity.starts_with(BY_FILE) {
         true => self::identity(device, 0),
         false => by_attributes(device).unwrap_or_default(),

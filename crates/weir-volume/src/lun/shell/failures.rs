@@ -46,7 +46,7 @@ impl Shared {
         self.answer(event);
     }
 
-    /// What is still trouble; empty if nothing is.
+    /// The text of the first action that keeps failing; empty if none does.
     pub(super) fn trouble(&self) -> String {
         lock(&self.failures).values().next().map(|one| one.text.clone()).unwrap_or_default()
     }

@@ -209,7 +209,7 @@ impl Shell {
         }
     }
 
-    /// What goes wrong; empty if nothing does.
+    /// A problem for the operator, in words; empty if there is none.
     #[must_use]
     pub fn trouble(&self) -> String {
         self.shared.trouble()
