@@ -14,20 +14,20 @@ const TABLES: [&str; 2] = ["/proc/self/mountinfo", "/proc/1/mountinfo"];
 /// has nothing.
 #[must_use]
 pub fn mounts_of(lun: &Path) -> Vec<PathBuf> {
-    find(lun, |own, device| own == device)
+    find(lun, true)
 }
 
 /// As [`mounts_of`], by another path of this host to it alone: this host's kernel does not know that both lead to one LUN.
 #[must_use]
 pub fn mounts_by_other_paths(lun: &Path) -> Vec<PathBuf> {
-    find(lun, |_, _| false)
+    find(lun, false)
 }
 
-fn find(lun: &Path, counts: impl Fn(u64, u64) -> bool) -> Vec<PathBuf> {
+fn find(lun: &Path, by_this_path: bool) -> Vec<PathBuf> {
     let Ok(found) = rustix::fs::stat(lun) else { return Vec::new() };
     let own = found.st_rdev;
     let identity = identity_of(own).unwrap_or_default();
-    let is_it = |device: u64| counts(own, device) || device != own && overlaps(&identity, device);
+    let is_it = |device: u64| if device == own { by_this_path } else { overlaps(&identity, device) };
     let tables = TABLES.iter().filter_map(|table| std::fs::read(table).ok());
     let mut all: Vec<PathBuf> = tables.flat_map(|table| of_device(&table, is_it)).collect();
     all.sort();
