@@ -24,6 +24,7 @@ use crate::control::coordinators::Coordinators;
 use crate::control::disk::log_medium;
 use crate::control::intents::Intents;
 use crate::control::node::{Here, Journal, Node};
+use crate::control::owner_fences::OwnerFences;
 use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
 use crate::control::{
@@ -156,6 +157,7 @@ impl Plane {
             capacity: LogCapacity::default(),
             intents: Intents::default(),
             coordinators: Coordinators::default(),
+            owner_fences: OwnerFences::default(),
             readers: readers::places(),
             flash,
             config,

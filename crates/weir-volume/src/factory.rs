@@ -73,7 +73,7 @@ impl BackingKind {
                 let name = Path::new(volume).join(file);
                 // A path that cannot be opened is none: the coordinator does the I/O.
                 let lun = lun.as_ref().and_then(|path| {
-                    let opened = BackingKind::open_path(path, *filesystem, options.writable);
+                    let opened = BackingKind::open_path(path, *filesystem, options.writable, options.mark);
                     opened.map_err(|error| tracing::warn!(%error, "no direct I/O to a volume's LUN")).ok()
                 });
                 let size = options.size.unwrap_or(0);
@@ -86,7 +86,7 @@ impl BackingKind {
         }
     }
 
-    /// Opens a path to the LUN that has a filesystem of this identity, for direct I/O. Blocks.
+    /// Opens a path to the LUN that has a filesystem of this identity, for direct I/O. Blocks. `mark`: this process's.
     ///
     /// # Errors
     /// It cannot be opened, or leads to another LUN.
@@ -94,8 +94,9 @@ impl BackingKind {
         path: &Path,
         filesystem: [u8; 16],
         writable: bool,
+        mark: Option<Mark>,
     ) -> Result<SharedFile, FilesystemError> {
-        let lun = open_lun(path, filesystem, writable)?;
+        let lun = open_lun(path, filesystem, writable, mark)?;
         let waits_for_rotation = device_queue::waits_for_rotation(&lun);
         Ok(SharedFile::on_disk(lun, waits_for_rotation))
     }

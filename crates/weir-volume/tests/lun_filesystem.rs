@@ -14,6 +14,7 @@ use weir_volume::lun::filesystem::space::{Zeroes, allocate};
 use weir_volume::lun::filesystem::superblock::{Content, Kind, Unsuitable, parse};
 use weir_volume::lun::filesystem::{Mounted, Superblock, content, layout, open_lun};
 use weir_volume::lun::leases::{Lease, Piece};
+use weir_volume::{Mark, Trace};
 
 const MIB: u64 = 1 << 20;
 /// mkfs.xfs makes nothing smaller.
@@ -276,14 +277,22 @@ fn a_path_that_leads_to_another_lun_is_not_used() {
         format(device, "mkfs.xfs -q -f");
     }
     let uuid = superblock(&first.device).uuid;
-    open_lun(&first.device, uuid, true).unwrap();
-    open_lun(&first.second_path().device, uuid, false).unwrap();
-    let refused = open_lun(&second.device, uuid, true).unwrap_err().to_string();
+    let mark = Mark::of("n1#1");
+    let lun = open_lun(&first.device, uuid, true, Some(mark)).unwrap();
+    assert_eq!(
+        mark.probe(&first.device).unwrap(),
+        Trace::InFlight,
+        "a later process of this node waits for its end"
+    );
+    drop(lun);
+    assert_eq!(mark.probe(&first.device).unwrap(), Trace::Gone);
+    open_lun(&first.second_path().device, uuid, false, None).unwrap();
+    let refused = open_lun(&second.device, uuid, true, None).unwrap_err().to_string();
     let words = "does not lead to the LUN of this volume any more";
     assert!(refused.starts_with(second.device.to_str().unwrap()) && refused.contains(words), "{refused}");
     // Nor one that leads to nothing that a volume has.
     run(Command::new("wipefs").args(["-aq"]).arg(&first.device));
-    assert!(open_lun(&first.device, uuid, false).unwrap_err().to_string().contains(words));
+    assert!(open_lun(&first.device, uuid, false, None).unwrap_err().to_string().contains(words));
 }
 
 /// The kernel goes on with it, and says so nowhere.

@@ -1,6 +1,6 @@
 //! The volumes on LUNs, as this node sees them: its path to each, and its part in its coordination.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use weir_block::Nanos;
 use weir_cluster::records::NodeRef;
 use weir_volume::lun::claim::Phase;
-use weir_volume::lun::fencing::Tier;
+use weir_volume::lun::fencing::{Fencing, Tier};
 use weir_volume::lun::filesystem::Mounted;
 
 use super::compactions::Compactions;
@@ -33,6 +33,8 @@ pub struct VolumeState {
     pub opens_path: Arc<AtomicBool>,
     /// How this node keeps others from the LUN; absent while it does not reach the LUN.
     pub tier: Option<Tier>,
+    /// What does that.
+    pub fencing: Option<Fencing>,
     /// The last thing that an operator should know; empty if all is well.
     pub notice: String,
     /// When this node last deleted a file of it. The filesystem frees the space later.
@@ -50,9 +52,24 @@ impl Default for VolumeState {
             redirected: Arc::default(),
             opens_path: Arc::default(),
             tier: None,
+            fencing: None,
             notice: String::new(),
             deleted: None,
         }
+    }
+}
+
+/// The disks of one volume that this node serves, by name, with their numbers: a later disk may get the name. Locked while one is begun or
+/// ended.
+pub type Served = Arc<tokio::sync::Mutex<BTreeMap<String, u64>>>;
+
+/// A disk is about to be served, until this is dropped.
+#[derive(Debug)]
+pub struct Beginning<'a>(&'a Coordinators, String);
+
+impl Drop for Beginning<'_> {
+    fn drop(&mut self) {
+        self.0.beginning().remove(&self.1);
     }
 }
 
@@ -61,8 +78,10 @@ impl Default for VolumeState {
 pub struct Coordinators {
     volumes: Mutex<BTreeMap<String, VolumeState>>,
     changed: watch::Sender<u64>,
-    /// The disks that this node serves to their owners, each with its volume. Held while one is begun or ended.
-    pub served: tokio::sync::Mutex<BTreeMap<String, String>>,
+    /// The disks that this node serves to their owners, by volume: a LUN that does not answer holds up no other volume (P9).
+    served: Mutex<BTreeMap<String, Served>>,
+    /// Disks that are about to be served; one attempt for each at a time, as the LUN may not answer (P10).
+    beginning: Mutex<BTreeSet<String>>,
     /// The disks that this node copies to fewer pieces.
     pub compactions: Compactions,
 }
@@ -72,7 +91,8 @@ impl Default for Coordinators {
         Coordinators {
             volumes: Mutex::default(),
             changed: watch::Sender::new(0),
-            served: tokio::sync::Mutex::default(),
+            served: Mutex::default(),
+            beginning: Mutex::default(),
             compactions: Compactions::default(),
         }
     }
@@ -95,6 +115,24 @@ impl Coordinators {
     pub fn forget(&self, volume: &str) {
         self.lock().remove(volume);
         self.changed.send_modify(|count| *count += 1);
+    }
+
+    /// The disks of a volume that this node serves to their owners.
+    #[must_use]
+    pub fn served(&self, volume: &str) -> Served {
+        let mut all = self.served.lock().unwrap_or_else(PoisonError::into_inner);
+        Arc::clone(all.entry(volume.to_owned()).or_default())
+    }
+
+    /// A disk is about to be served; `None`: it is already.
+    #[must_use]
+    pub fn begin(&self, disk: &str) -> Option<Beginning<'_>> {
+        let is_first = self.beginning().insert(disk.to_owned());
+        is_first.then(|| Beginning(self, disk.to_owned()))
+    }
+
+    fn beginning(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.beginning.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Wakes on changes.

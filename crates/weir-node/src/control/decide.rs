@@ -32,6 +32,8 @@ pub enum Evidence {
     UnderWay,
     /// Its process is under `stopped/`, and the kernel of this machine has no I/O of it under way.
     Ended,
+    /// Its node was kept from the LUN after its right had ended ([`super::owner_fences`]).
+    Fenced,
     /// It has said so itself, under `released/`.
     Released,
 }
@@ -214,7 +216,7 @@ pub fn former_certainty(
     now: Nanos,
 ) -> (Former, Option<Nanos>) {
     let ends = match (evidence, right_over) {
-        (Evidence::Released | Evidence::Ended, _) => return (Former::Stopped, None),
+        (Evidence::Released | Evidence::Ended | Evidence::Fenced, _) => return (Former::Stopped, None),
         (Evidence::UnderWay, _) => return (Former::Silent, None),
         (Evidence::Declared, over) => over.map_or(seen, |over| over.min(seen)) + fence_grace,
         (Evidence::None, Some(over)) if over <= now => over + fence_grace,

@@ -1,12 +1,12 @@
 //! The disks of volumes on LUNs: served to their owners by the coordinator, and connected to it by their owners.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use weir_cluster::records::{DiskRecord, LunRecord, Source};
 use weir_volume::lun::serving::OpenedDisk;
-use weir_volume::{BackingKind, DirVolume};
+use weir_volume::{BackingKind, DirVolume, Mark};
 
 use super::node::Node;
 use crate::peer::{Greeting, Purpose};
@@ -64,7 +64,9 @@ pub async fn find_path(node: Arc<Node>, disk: String) {
     if state.opens_path.swap(true, Ordering::Relaxed) {
         return;
     }
-    let opened = tokio::task::spawn_blocking(move || BackingKind::open_path(&path, filesystem, true)).await;
+    let mark = Some(Mark::of(&node.session.node_ref().to_string()));
+    let open = move || BackingKind::open_path(&path, filesystem, true, mark);
+    let opened = tokio::task::spawn_blocking(open).await;
     state.opens_path.store(false, Ordering::Relaxed);
     match opened {
         Ok(Ok(lun)) => {
@@ -77,31 +79,51 @@ pub async fn find_path(node: Arc<Node>, disk: String) {
     }
 }
 
-/// Serves a disk to its owner, if this node coordinates the disk's volume.
+/// Serves a disk to its owner, if this node coordinates the disk's volume. Goes on when nobody waits for it any more: what a shard serves is
+/// always among what this node knows that it serves, and so can be ended.
 ///
 /// # Errors
-/// In words: it does not, or the disk's file cannot be opened.
-pub async fn serve(node: &Node, record: &DiskRecord) -> Result<(), String> {
+/// In words: it does not, or the disk's file cannot be opened, or has not been opened yet.
+pub async fn serve(node: &Arc<Node>, record: &DiskRecord) -> Result<(), String> {
+    let (node, record) = (Arc::clone(node), record.clone());
+    let serving = weir_task::spawn(async move {
+        let Some(_beginning) = node.coordinators.begin(&record.name) else {
+            return Err("its file is being opened".into());
+        };
+        begin_serving(&node, &record).await
+    });
+    serving.await.unwrap_or_else(|_| Err("this node stops".into()))
+}
+
+async fn begin_serving(node: &Node, record: &DiskRecord) -> Result<(), String> {
     let Source::File { name } = &record.source else {
         return Err(format!("disk {} is a device", record.name));
     };
     let file = DirVolume::file_of(name).map_err(|error| error.to_string())?;
     // The volume is not given back between this look and the command.
-    let mut served = node.coordinators.served.lock().await;
+    let served = node.coordinators.served(&record.volume);
+    let mut served = served.lock().await;
     let Some((epoch, mounted)) = node.coordinators.get(&record.volume).mounted else {
         return Err(format!("this node does not coordinate volume {}", record.volume));
     };
-    if served.contains_key(&record.name) {
-        return Ok(());
+    match served.get(&record.name) {
+        Some(id) if *id == record.id => return Ok(()),
+        Some(_) => stop(node, &mut served, Some(&record.name)).await,
+        None => {}
     }
-    let opened = tokio::task::spawn_blocking(move || OpenedDisk::open(&mounted, &file)).await;
+    let mark = Mark::of(&node.session.node_ref().to_string());
+    let opened = tokio::task::spawn_blocking(move || OpenedDisk::open(&mounted, &file, mark)).await;
     let opened = opened.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
     let disk = record.name.clone();
     let owner = record.owner.is_some().then_some(0);
     let begin = |done| Command::Serve { disk, opened: OpenedServed(opened), epoch, owner, done };
-    node.shards.ask_patiently(&record.name, begin).await.map_err(|error| error.message)??;
-    served.insert(record.name.clone(), record.volume.clone());
-    Ok(())
+    // Also if there is no answer: it may be served.
+    served.insert(record.name.clone(), record.id);
+    let begun = node.shards.ask_patiently(&record.name, begin).await.map_err(|error| error.message)?;
+    if begun.is_err() {
+        served.remove(&record.name);
+    }
+    begun
 }
 
 /// The LUN of a disk that is open here has refused this node's I/O: its volume's task hears of that.
@@ -122,14 +144,25 @@ fn open_here(node: &Node, volume: &str) -> Vec<String> {
 }
 
 /// Nothing is held of a volume's LUN on this node any more, and nothing of it is under way there, of its own disks and of others'.
-pub async fn drop_leases(node: &Node, volume: &str) {
-    for disk in open_here(node, volume) {
-        let drop = |done| Command::DropLeases { disk: disk.clone(), done };
-        // A disk that is closed meanwhile has nothing under way; a shard that has ended, neither.
-        if let Err(error) = node.shards.ask_patiently(&disk, drop).await {
-            tracing::debug!(disk, %error, "it is not open any more");
-        }
+pub async fn drop_leases(node: &Arc<Node>, volume: &str) {
+    // Also of disks that another node owns by now: what this one had begun before may still be under way, until it has released them. Shards
+    // answer at once for those that they do not have.
+    let disks = node.records.disks.now();
+    let of_volume = disks.values().filter(|record| record.volume == volume);
+    let all: BTreeSet<String> =
+        of_volume.map(|record| record.name.clone()).chain(open_here(node, volume)).collect();
+    let mut asked = tokio::task::JoinSet::new();
+    for disk in all {
+        let node = Arc::clone(node);
+        asked.spawn(async move {
+            let drop = |done| Command::DropLeases { disk: disk.clone(), done };
+            // A disk that is closed meanwhile has nothing under way; a shard that has ended, neither.
+            if let Err(error) = node.shards.ask_patiently(&disk, drop).await {
+                tracing::debug!(disk, %error, "it is not open any more");
+            }
+        });
     }
+    while asked.join_next().await.is_some() {}
     stop_serving(node, volume, None).await;
 }
 
@@ -158,8 +191,8 @@ pub async fn admitted(node: &Node, volume: &str) {
 
 /// Stops serving the disks of a volume, or one of them, and waits until nothing of them is under way.
 pub async fn stop_serving(node: &Node, volume: &str, disk: Option<&str>) {
-    let mut served = node.coordinators.served.lock().await;
-    stop(node, &mut served, volume, disk).await;
+    let served = node.coordinators.served(volume);
+    stop(node, &mut *served.lock().await, disk).await;
 }
 
 /// Makes a disk's file longer by `work`, and tells whoever serves the disk here of its size.
@@ -168,12 +201,13 @@ pub async fn stop_serving(node: &Node, volume: &str, disk: Option<&str>) {
 /// Those of `work`.
 pub async fn lengthen<E>(
     node: &Node,
-    disk: &str,
+    (volume, disk): (&str, &str),
     size: u64,
     work: impl Future<Output = Result<(), E>>,
 ) -> Result<(), E> {
+    let served = node.coordinators.served(volume);
     // No file is opened between the two that is shorter.
-    let served = node.coordinators.served.lock().await;
+    let served = served.lock().await;
     work.await?;
     if served.contains_key(disk) {
         node.shards.send(disk, Command::Lengthened { disk: disk.to_owned(), size }).await;
@@ -183,15 +217,15 @@ pub async fn lengthen<E>(
 
 /// Does `work` while a disk is served to nobody: whoever asks for it meanwhile gets the file that is there afterwards.
 pub async fn while_unserved<T>(node: &Node, volume: &str, disk: &str, work: impl Future<Output = T>) -> T {
-    let mut served = node.coordinators.served.lock().await;
-    stop(node, &mut served, volume, Some(disk)).await;
+    let served = node.coordinators.served(volume);
+    let mut served = served.lock().await;
+    stop(node, &mut served, Some(disk)).await;
     work.await
 }
 
-async fn stop(node: &Node, served: &mut BTreeMap<String, String>, volume: &str, disk: Option<&str>) {
-    let is_it = |name: &str, of: &str| of == volume && disk.is_none_or(|disk| disk == name);
-    let all: Vec<String> =
-        served.iter().filter(|(name, of)| is_it(name, of)).map(|(name, _)| name.clone()).collect();
+async fn stop(node: &Node, served: &mut BTreeMap<String, u64>, disk: Option<&str>) {
+    let is_it = |name: &&String| disk.is_none_or(|disk| disk == *name);
+    let all: Vec<String> = served.keys().filter(is_it).cloned().collect();
     for disk in all {
         let stop = |done| Command::StopServing { disk: disk.clone(), done };
         if let Err(error) = node.shards.ask_patiently(&disk, stop).await {

@@ -18,6 +18,7 @@
 //! - [`coordinators`]: the volumes on LUNs, as this node sees them;
 //! - [`readers`]: which other nodes' programs may read disks here;
 //! - [`lun_disks`]: the disks of such volumes: served to their owners, and connected to their coordinators;
+//! - [`owner_fences`]: former owners of such disks are kept from the LUN;
 //! - [`clocks`]: the nodes' wall clocks, compared;
 //! - [`shards`]: the way to the shards;
 //! - [`watchdog`]: reports a shard that hangs or spins.
@@ -43,6 +44,7 @@ pub mod intents;
 pub mod lun_disks;
 pub mod node;
 pub mod node_states;
+pub mod owner_fences;
 pub mod provisioning;
 pub mod readers;
 pub mod registry_copy;

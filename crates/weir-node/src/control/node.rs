@@ -20,6 +20,7 @@ use super::capacity::LogCapacity;
 use super::clocks::Clocks;
 use super::coordinators::Coordinators;
 use super::intents::Intents;
+use super::owner_fences::OwnerFences;
 use super::registry_copy::RegistryCopy;
 use super::rights::Rights;
 use super::shards::Shards;
@@ -67,6 +68,8 @@ pub struct Node {
     pub intents: Intents,
     /// The volumes on LUNs, as this node sees them.
     pub coordinators: Coordinators,
+    /// Former owners that this node has kept from LUNs.
+    pub owner_fences: OwnerFences,
     /// Connections by which other nodes read disks that are open here, by disk and node (P10).
     pub readers: Arc<Places>,
 }

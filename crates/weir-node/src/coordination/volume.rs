@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 use weir_block::Nanos;
-use weir_block::hash::{FNV_BASIS, fnv1a};
 use weir_cluster::records::{
     CoordinatorRecord, LunRecord, NodeRecord, NodeRef, Record as _, VolumeRecord, keys,
 };
@@ -26,6 +25,7 @@ use super::find::find;
 use super::leftover;
 use super::turn::{Situation, Turn};
 use crate::config::ReservationsConfig;
+use crate::control::owner_fences::{self, number, process};
 use crate::control::registry_copy::short;
 use crate::control::{Node, lun_disks};
 
@@ -40,16 +40,6 @@ const UNANSWERED: Duration = Duration::from_secs(1);
 
 /// The begin of a notice.
 const UNREADABLE: &str = "the record of its coordinator cannot be read";
-
-/// The number of a host, by which heartbeats and the fence command know it. The name of a node is its own for as long as the cluster
-/// lasts.
-fn number(node: &str) -> u64 {
-    fnv1a(FNV_BASIS, node.bytes())
-}
-
-fn process(node: &NodeRef) -> Process<u64> {
-    Process { node: number(&node.node), incarnation: node.incarnation }
-}
 
 /// Runs until the volume is given back after `stop`.
 pub async fn run(
@@ -75,12 +65,13 @@ pub async fn run(
             }
         }
     };
+    let host = host(&node, &record, &lun, path.clone());
     node.coordinators.update(&record.name, |state| {
-        state.lun = Some(path.clone());
+        (state.lun, state.fencing) = (Some(path), Some(host.fencing.clone()));
         state.notice.clear();
     });
     let (answers, mut taken) = answers();
-    let shell = Shell::new(host(&node, &record, &lun, path), answers);
+    let shell = Shell::new(host, answers);
     let (proposed, mut proposals) = mpsc::unbounded_channel();
     let mut task = Task {
         node,
@@ -428,7 +419,7 @@ impl Task {
     /// The process of a record.
     fn named(&self, process: Process<u64>) -> Option<NodeRef> {
         let me = self.node.session.node_ref();
-        let is_it = |one: &&NodeRef| self::process(one) == process;
+        let is_it = |one: &&NodeRef| owner_fences::process(one) == process;
         self.known.iter().chain([&me]).find(is_it).map(|one| NodeRef::new(one.node.clone(), one.incarnation))
     }
 

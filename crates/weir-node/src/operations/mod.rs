@@ -476,7 +476,7 @@ impl Operations {
         self.bounded(to_its_end(async move {
             let name = record.name.clone();
             let grow = blocking(move || files.open()?.lengthen(&name, size));
-            lun_disks::lengthen(&node, &record.name, size, grow).await
+            lun_disks::lengthen(&node, (&record.volume, &record.name), size, grow).await
         }))
         .await?;
         Ok(wanted)

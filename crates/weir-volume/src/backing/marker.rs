@@ -52,7 +52,7 @@ impl Mark {
     }
 
     /// Sets the mark on this open file description, for its lifetime, on the byte that a successor checks.
-    pub(super) fn set(self, file: &File) -> io::Result<()> {
+    pub(crate) fn set(self, file: &File) -> io::Result<()> {
         if !keeps_locks_itself(file)? {
             return Ok(());
         }

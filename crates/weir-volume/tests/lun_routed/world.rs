@@ -17,12 +17,12 @@ use weir_block::{
     Completion, Destage, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, Region, Request,
     RequestKind, SharedFile, Tag,
 };
-use weir_volume::SharedDisk;
 use weir_volume::lun::filesystem::mount::exclusive;
 use weir_volume::lun::filesystem::{Mounted, open_lun};
 use weir_volume::lun::route_status::RouteCounts;
 use weir_volume::lun::serving::{Dispatch, OpenedDisk, Redirected, ServedDisk};
 use weir_volume::routed::{RoutedBacking, RoutedOptions};
+use weir_volume::{Mark, SharedDisk};
 
 use crate::common::{self, LoopDevice, run};
 
@@ -147,7 +147,7 @@ impl World {
         mounted.sync().unwrap();
         let mut reactor = common::reactor(Engine::Auto);
         let uuid = mounted.superblock().uuid;
-        let lun = has_path.then(|| SharedFile::new(open_lun(&path.device, uuid, true).unwrap()));
+        let lun = has_path.then(|| SharedFile::new(open_lun(&path.device, uuid, true, None).unwrap()));
         let coordinator_wait = WAIT;
         let options =
             RoutedOptions { size, logical_block: 4096, depth: 64, coordinator_wait, full_volume_wait };
@@ -183,7 +183,8 @@ impl World {
 
     /// This node coordinates.
     pub fn serve(&mut self, has_owner: bool) {
-        let opened = OpenedDisk::open(self.mounted.as_ref().unwrap(), "disk").unwrap();
+        let opened =
+            OpenedDisk::open(self.mounted.as_ref().unwrap(), "disk", Mark::of("coordinator")).unwrap();
         let owner = has_owner.then_some(7);
         let rng = fastrand::Rng::with_seed(SEED);
         let shuffle = || Box::new(Shuffle { rng, leaving: BTreeSet::new() }) as Box<dyn Dispatch>;

@@ -16,6 +16,7 @@ use weir_volume::{Mark, Trace};
 use super::{DiskTask, Message};
 use crate::control::decide::{Evidence, Local, former_certainty};
 use crate::control::grants;
+use crate::control::owner_fences;
 use crate::control::rights;
 use crate::shard::messages::{Arrival, Command};
 
@@ -24,6 +25,18 @@ const SEAL_AGAIN: Duration = Duration::from_millis(300);
 
 /// Pause before the next look at what the kernel has under way of an ended process.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Pause before a former owner that could not be fenced is fenced again.
+const FENCE_AGAIN: Duration = Duration::from_secs(10);
+
+/// A former owner is to be kept from the LUN of the disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fence {
+    UnderWay,
+    Made,
+    /// Not again before then.
+    Failed(Nanos),
+}
 
 /// The knowledge about the former owners.
 #[derive(Default)]
@@ -48,6 +61,8 @@ pub(super) struct Formers {
     unseen: HashMap<NodeRef, Nanos>,
     /// Former owners whose I/O outlasts them by so much that the operator has been told.
     outlasting: HashSet<NodeRef>,
+    /// Former owners that are fenced, or to be, each with its epoch.
+    fences: HashMap<(NodeRef, u64), Fence>,
     /// The state that the shard knows.
     told: Option<Former>,
 }
@@ -59,6 +74,15 @@ impl Formers {
             Arrival::Clean => Former::Stopped,
             Arrival::TakeOver { former } | Arrival::FromWriteThrough { former } => former,
         });
+    }
+
+    /// When the right of a former owner ends, or has ended, if that is known.
+    fn right_over(&self, former: &FormerOwner, now: Nanos) -> Option<Nanos> {
+        match &former.set {
+            // Proved over before this node looked: it does not know how long before.
+            None => Some(now),
+            Some(set) => set.over_at(|member| self.seals.get(member).copied()),
+        }
     }
 
     /// The certain knowledge about one former owner at `now`, and the time at which there will be more, as far as only time
@@ -76,11 +100,7 @@ impl Formers {
             *seen = (evidence, now);
         }
         let first_seen = seen.1;
-        let over = match &former.set {
-            // Proved over before this node looked: it does not know how long before.
-            None => Some(now),
-            Some(set) => set.over_at(|member| self.seals.get(member).copied()),
-        };
+        let over = self.right_over(former, now);
         // The grace begins when the right has ended: until then the former owner may begin new I/O.
         let over = match over {
             Some(over) if over <= now => Some(*self.silent.entry(key).or_insert(over.max(first_seen))),
@@ -112,6 +132,8 @@ impl DiskTask {
     fn evidence(&self, former: &FormerOwner) -> Evidence {
         if self.node.records.has_released(&self.name, former.epoch, &former.node) {
             Evidence::Released
+        } else if self.formers.fences.get(&(former.node.clone(), former.epoch)) == Some(&Fence::Made) {
+            Evidence::Fenced
         } else if self.node.records.has_stopped_here(&former.node) {
             match self.formers.traces.get(&former.node) {
                 Some(Trace::Gone) => Evidence::Ended,
@@ -158,6 +180,61 @@ impl DiskTask {
         let again = now + LOOK_AGAIN;
         self.formers.look_at = Some(again);
         Some(again)
+    }
+
+    /// Keeps former owners whose right has ended from the LUN of the disk, as far as this node can: that ends the wait for what they may have
+    /// under way. Says when to look again.
+    fn fence_formers(&mut self, record: &DiskRecord) -> Option<Nanos> {
+        owner_fences::fencing(&self.node, &record.volume)?;
+        let (now, mut again) = (Nanos::now(), None);
+        for former in &record.former {
+            // A process that has ended here is looked at instead.
+            let is_silent = matches!(self.evidence(former), Evidence::None | Evidence::Declared);
+            let over = match self.evidence(former) {
+                Evidence::Declared => Some(now),
+                _ => self.formers.right_over(former, now),
+            };
+            let Some(over) = over.filter(|over| is_silent && *over <= now) else { continue };
+            if owner_fences::is_there(&self.node, &former.node) {
+                continue;
+            }
+            let key = (former.node.clone(), former.epoch);
+            match self.formers.fences.get(&key) {
+                Some(Fence::UnderWay | Fence::Made) => continue,
+                Some(Fence::Failed(until)) if *until > now => {
+                    again = [again, Some(*until)].into_iter().flatten().min();
+                    continue;
+                }
+                Some(Fence::Failed(_)) | None => {}
+            }
+            self.formers.fences.insert(key.clone(), Fence::UnderWay);
+            self.begin_fence(record, key, over);
+        }
+        again
+    }
+
+    fn begin_fence(&self, record: &DiskRecord, (process, epoch): (NodeRef, u64), over: Nanos) {
+        let (node, volume, own_epoch) = (Arc::clone(&self.node), record.volume.clone(), record.epoch);
+        let outbox = self.outbox.clone();
+        weir_task::spawn(async move {
+            let waits = outbox.clone();
+            let is_over = move || waits.upgrade().is_none();
+            let result = owner_fences::fence(&node, &volume, (&process, over), own_epoch, is_over).await;
+            if let Some(outbox) = outbox.upgrade() {
+                let _ = outbox.send(Message::Fenced { process, epoch, result }).await;
+            }
+        });
+    }
+
+    pub(super) fn on_fenced(&mut self, process: NodeRef, epoch: u64, result: Result<(), String>) {
+        let fence = match result {
+            Ok(()) => Fence::Made,
+            Err(reason) => {
+                tracing::warn!(disk = self.name, former = %process, reason, "cannot be fenced: lease.fence_grace decides");
+                Fence::Failed(Nanos::now() + FENCE_AGAIN)
+            }
+        };
+        self.formers.fences.insert((process, epoch), fence);
     }
 
     /// One event for I/O that is in flight for longer than expected: until it ends, nothing goes to the backing.
@@ -232,8 +309,9 @@ impl DiskTask {
             return None;
         }
         let look = self.look_for_traces(record).await;
+        let fence = self.fence_formers(record);
         let (former, again) = self.former(record);
-        let again = [again, look].into_iter().flatten().min();
+        let again = [again, look, fence].into_iter().flatten().min();
         if self.formers.told.replace(former) != Some(former) {
             self.send(Command::Former { disk: self.name.clone(), former }).await;
         }

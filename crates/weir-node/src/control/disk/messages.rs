@@ -33,6 +33,15 @@ pub enum Message {
         /// The end of its last grant to a former owner, or why it is not sealed.
         until: Result<Nanos, String>,
     },
+    /// A former owner has been kept from the LUN of the disk, or not.
+    Fenced {
+        /// The process.
+        process: NodeRef,
+        /// In which epoch it was the owner.
+        epoch: u64,
+        /// Why it is not.
+        result: Result<(), String>,
+    },
     /// The result of a check of this machine's kernel for I/O of a process that has ended.
     Looked {
         /// The process.

@@ -67,6 +67,7 @@ impl DiskTask {
             Message::Notice(notice) => self.on_notice(notice).await,
             Message::Peer { node, connection } => self.on_peer(node, connection).await,
             Message::Sealed { member, epoch, until } => self.on_sealed(member, epoch, until),
+            Message::Fenced { process, epoch, result } => self.on_fenced(process, epoch, result),
             Message::Looked { process, seen } => self.on_looked(process, seen),
             Message::Request(request) => self.waiting.insert(0, request),
         }

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use super::error::FilesystemError;
 use super::superblock::{Content, READ, parse};
+use crate::backing::Mark;
 
 /// Reads what is on an open LUN. `path` is for messages.
 ///
@@ -29,9 +30,17 @@ pub fn content(lun: &File, path: &Path) -> Result<Content, FilesystemError> {
 /// Opens the LUN that has a filesystem of this identity for direct I/O, beside its mount. A path may lead to another LUN by now: a host
 /// gives the name of a device that is gone to the next one that comes. Blocks.
 ///
+/// `mark`: that of the process that will write. Its successor on this host is not let at the LUN, and so lifts no fence, before the kernel
+/// has ended what the process had issued.
+///
 /// # Errors
 /// [`FilesystemError::System`], [`FilesystemError::OtherLun`].
-pub fn open_lun(path: &Path, filesystem: [u8; 16], writable: bool) -> Result<File, FilesystemError> {
+pub fn open_lun(
+    path: &Path,
+    filesystem: [u8; 16],
+    writable: bool,
+    mark: Option<Mark>,
+) -> Result<File, FilesystemError> {
     let failed = || FilesystemError::system("open", path);
     // Direct I/O would want aligned memory.
     let found = File::open(path).map_err(failed())?;
@@ -43,5 +52,11 @@ pub fn open_lun(path: &Path, filesystem: [u8; 16], writable: bool) -> Result<Fil
     }
     let flags = libc::O_DIRECT | libc::O_CLOEXEC;
     let same = format!("/proc/self/fd/{}", found.as_raw_fd());
-    OpenOptions::new().read(true).write(writable).custom_flags(flags).open(same).map_err(failed())
+    let opened = OpenOptions::new().read(true).write(writable).custom_flags(flags).open(same);
+    let lun = opened.map_err(failed())?;
+    // Before any request: a successor that sees no mark assumes that no request is in flight.
+    if let Some(mark) = mark {
+        mark.set(&lun).map_err(FilesystemError::system("mark", path))?;
+    }
+    Ok(lun)
 }

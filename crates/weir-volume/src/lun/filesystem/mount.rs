@@ -232,7 +232,7 @@ impl Mounted {
     }
 
     fn read_lun(&self) -> Result<(), FilesystemError> {
-        let lun = match open_lun(&self.lun, self.superblock.uuid, false) {
+        let lun = match open_lun(&self.lun, self.superblock.uuid, false, None) {
             Ok(lun) => lun,
             // It says nothing of the LUN.
             Err(FilesystemError::System { source, .. }) if is_of_host(&source) => return Ok(()),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use weir_block::SharedFile;
 
 use super::file_work::{FileWork, WorkFile};
-use crate::backing::device_queue;
+use crate::backing::{Mark, device_queue};
 use crate::lun::filesystem::space::Zeroes;
 use crate::lun::filesystem::{FilesystemError, Kind, Mounted, open_lun};
 
@@ -51,11 +51,11 @@ impl OpenedDisk {
         OpenedDisk { work, file, lun, size }
     }
 
-    /// Opens the file of a disk in the filesystem's root directory, and the LUN. Blocks.
+    /// Opens the file of a disk in the filesystem's root directory, and the LUN. Blocks. `mark`: this process's ([`open_lun`]).
     ///
     /// # Errors
     /// [`FilesystemError`].
-    pub fn open(mounted: &Arc<Mounted>, name: &str) -> Result<OpenedDisk, FilesystemError> {
+    pub fn open(mounted: &Arc<Mounted>, name: &str, mark: Mark) -> Result<OpenedDisk, FilesystemError> {
         let file = mounted.open(name)?;
         let path = mounted.lun().join(name);
         let failed = |action| FilesystemError::system(action, &path);
@@ -64,7 +64,7 @@ impl OpenedDisk {
         }
         let size = file.metadata().map_err(failed("examine"))?.len();
         let in_order = mounted.open_without_times(&file).map_err(failed("open"))?;
-        let lun = open_lun(mounted.lun(), mounted.superblock().uuid, true)?;
+        let lun = open_lun(mounted.lun(), mounted.superblock().uuid, true, Some(mark))?;
         let waits_for_rotation = device_queue::waits_for_rotation(&lun);
         let work = WorkFile { file, path, zeroes: Zeroes::default(), mounted: Arc::clone(mounted) };
         let file = SharedFile::on_disk(in_order, waits_for_rotation);
