@@ -25,8 +25,8 @@ use crate::access::Caller;
 use crate::api::{
     AdoptExport, ApiError, ApiErrorKind, Barrier, BeginImport, CloneDisk, CompactDisk, ConfirmFenced,
     CreateDisk, CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Disks, DrainNode,
-    EventList, Export, Follow, LookAtLayout, Meters, Move, MoveVolume, NOT_JOINED, OfImport, RecordProfile,
-    Resize, RollBack, RunLoad, SetLimit, SetPolicy, SetRedirected, Volumes,
+    EventList, Export, FillDisk, Follow, LookAtLayout, Meters, Move, MoveVolume, NOT_JOINED, OfImport,
+    RecordProfile, Resize, RollBack, RunLoad, SetLimit, SetPolicy, SetRedirected, Volumes,
 };
 use crate::client::INTENDED_FOR;
 use crate::cluster::views::{Invite, NewClient, Revoke, Rotate, Withdraw};
@@ -222,6 +222,8 @@ fn of_disk() -> Router<Operations> {
     let end_import = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<OfImport>| {
         json(ops.end_import(&name, it).await)
     };
+    let fill =
+        async |Ops(ops): Ops, Name(name): Name, Body(it): Body<FillDisk>| json(ops.fill(&name, it).await);
     let move_to =
         async |Ops(ops): Ops, Name(name): Name, Body(it): Body<Move>| json(ops.move_disk(&name, it).await);
     let follow =
@@ -281,6 +283,7 @@ fn of_disk() -> Router<Operations> {
         .route("/v1/disks/{name}/import", post(import))
         .route("/v1/disks/{name}/open-import", post(open_import))
         .route("/v1/disks/{name}/end-import", post(end_import))
+        .route("/v1/disks/{name}/fill", post(fill))
         .route("/v1/disks/{name}/move", post(move_to))
         .route("/v1/disks/{name}/follow", post(follow))
         .route("/v1/disks/{name}/resize", post(resize))

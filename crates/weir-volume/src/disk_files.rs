@@ -3,17 +3,25 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use rustix::fs::{FileType, RenameFlags, StatVfs};
+use rustix::fs::{FallocateFlags, FileType, RenameFlags, StatVfs, fallocate};
+use rustix::io::Errno;
+use weir_block::Nanos;
 
 use crate::error::VolumeError;
+use crate::lun::filesystem::space::{self, Zeroes};
 use crate::lun::filesystem::{FilesystemError, Mounted};
 use crate::snapshot::{self, Entry, Files};
 use crate::volume::{DirVolume, check_size, grow};
+
+/// Bytes of a thick disk that are allocated before a look at the time: in a directory, and with zeroes written on a LUN.
+const ALLOCATED: u64 = 16 << 30;
+const WRITTEN: u64 = 16 << 20;
 
 /// Makes, measures and removes the files of disks. Everything blocks.
 pub trait DiskFiles: Files + Send + Sync {
@@ -34,6 +42,14 @@ pub trait DiskFiles: Files + Send + Sync {
     /// # Errors
     /// As [`DirVolume::create_disk`].
     fn create_disk(&self, name: &str, size: u64) -> Result<(), VolumeError>;
+
+    /// Gives a range of a disk's open file space of its own, and zeroes: as much of it as is done in the time `within`, and at least a step.
+    /// Returns where that ends; it is durable up to there. What the range had is lost.
+    ///
+    /// # Errors
+    /// [`VolumeError::NoSpace`], [`VolumeError::NoThickDisks`], or the system's.
+    fn fill(&self, file: &File, path: &Path, range: Range<u64>, within: Duration)
+    -> Result<u64, VolumeError>;
 
     /// Grows a disk's file to `size` bytes, durably. See [`DirVolume::lengthen`].
     ///
@@ -108,6 +124,19 @@ impl DiskFiles for DirVolume {
         DirVolume::create_disk(self, name, size)
     }
 
+    /// What `fallocate` gives reads as zeroes, and all I/O goes through the filesystem.
+    fn fill(
+        &self,
+        file: &File,
+        path: &Path,
+        range: Range<u64>,
+        within: Duration,
+    ) -> Result<u64, VolumeError> {
+        let end = in_steps(range, ALLOCATED, within, |step| allocate(file, path, step))?;
+        file.sync_all().map_err(|error| VolumeError::from_io("syncing", path, error))?;
+        Ok(end)
+    }
+
     fn lengthen(&self, name: &str, size: u64) -> Result<(), VolumeError> {
         DirVolume::lengthen(self, name, size)
     }
@@ -149,7 +178,7 @@ impl Files for DirVolume {
         let renamed =
             rustix::fs::renameat_with(rustix::fs::CWD, &from, rustix::fs::CWD, &path, RenameFlags::NOREPLACE);
         renamed.map_err(|error| match error {
-            rustix::io::Errno::EXIST => VolumeError::Exists { name: to.to_owned(), path: path.clone() },
+            Errno::EXIST => VolumeError::Exists { name: to.to_owned(), path: path.clone() },
             error => VolumeError::from_io("renaming a file to", &path, error.into()),
         })
     }
@@ -220,6 +249,23 @@ impl DiskFiles for LunVolume {
         let made = created.set_len(size).and_then(|()| created.sync_all());
         made.map_err(|error| VolumeError::from_io("creating", &path, error))?;
         self.0.sync().map_err(|error| as_volume_error("syncing", path, error))
+    }
+
+    /// Nodes write to the space directly, so the filesystem writes zeroes there first (`VOLUME.md` §1). All of it is allocated before that: nobody
+    /// else takes it meanwhile.
+    fn fill(
+        &self,
+        file: &File,
+        path: &Path,
+        range: Range<u64>,
+        within: Duration,
+    ) -> Result<u64, VolumeError> {
+        allocate(file, path, range.clone())?;
+        let zeroes = Zeroes::default();
+        in_steps(range, WRITTEN, within, |step| {
+            let written = space::allocate(file, path, step, &zeroes);
+            written.map(drop).map_err(|error| as_volume_error("writing zeroes to", path.to_owned(), error))
+        })
     }
 
     /// Nothing moves: what other nodes hold of the file stays where it is (`VOLUME.md` §1).
@@ -303,6 +349,37 @@ impl Files for LunVolume {
     fn sync(&self) -> Result<(), VolumeError> {
         self.0.sync().map_err(|error| as_volume_error("syncing", self.0.lun().to_owned(), error))
     }
+}
+
+/// Does `work` for one step of a range after another, until the end or until the time is over. Returns the end of what was done.
+fn in_steps(
+    range: Range<u64>,
+    step: u64,
+    within: Duration,
+    mut work: impl FnMut(Range<u64>) -> Result<(), VolumeError>,
+) -> Result<u64, VolumeError> {
+    let (begun, mut at) = (Nanos::now(), range.start);
+    while at < range.end {
+        let end = range.end.min(at.saturating_add(step));
+        work(at..end)?;
+        at = end;
+        if Nanos::now() - begun >= within {
+            break;
+        }
+    }
+    Ok(at)
+}
+
+/// The file keeps its size, and blocks that it has stay.
+fn allocate(file: &File, path: &Path, range: Range<u64>) -> Result<(), VolumeError> {
+    if range.is_empty() {
+        return Ok(());
+    }
+    let allocated = fallocate(file, FallocateFlags::KEEP_SIZE, range.start, range.end - range.start);
+    allocated.map_err(|error| match error {
+        Errno::OPNOTSUPP => VolumeError::NoThickDisks(path.to_owned()),
+        error => VolumeError::from_io("allocating space for", path, error.into()),
+    })
 }
 
 fn as_volume_error(what: &'static str, path: PathBuf, error: FilesystemError) -> VolumeError {

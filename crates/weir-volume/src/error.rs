@@ -134,6 +134,12 @@ pub enum VolumeError {
         .0.display()
     )]
     NoReflinks(PathBuf),
+    /// Thick disks need space that the filesystem allocates before anything is written.
+    #[error(
+        "the filesystem of {} allocates no space ahead (fallocate), which a thick disk needs; ext4, XFS and btrfs do. Make it thin",
+        .0.display()
+    )]
+    NoThickDisks(PathBuf),
     /// The filesystem is full.
     #[error("no space left on the filesystem of {}", .0.display())]
     NoSpace(PathBuf),

@@ -107,7 +107,7 @@ pub struct Disks {
     pub disks: Vec<DiskView>,
 }
 
-/// Makes a disk.
+/// Makes a thin disk. A thick one is an import ([`BeginImport`]) of zeroes, which [`FillDisk`] writes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CreateDisk {
@@ -208,6 +208,27 @@ const OF_IMPORT: &str = "~import-";
 pub struct OfImport {
     /// [`Importing::number`].
     pub number: u64,
+}
+
+/// Gives the disk of an import space of its own from `from` on, which reads as zeroes: a disk all of which has that is thick, and does not
+/// run out of space. As much as is done in about a second.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FillDisk {
+    /// [`Importing::number`].
+    pub number: u64,
+    /// The first byte; a multiple of 4096. What the disk has from there on is lost.
+    #[serde(rename = "from_bytes")]
+    pub from: u64,
+}
+
+/// How far the space of a disk has come.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.filled/1")]
+pub struct Filled {
+    /// The end of what is done: the next step begins there, if that is not the disk's size.
+    #[serde(rename = "filled_bytes")]
+    pub end: u64,
 }
 
 /// The highest rate at which a disk's clients are served; at least one rate is set. Reads, writes, zeroing and discards are requests;

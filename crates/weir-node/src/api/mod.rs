@@ -21,6 +21,7 @@
 //! | `POST /v1/disks/NAME/export` ([`Export`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/import` ([`BeginImport`]) | [`Importing`] |
 //! | `POST /v1/disks/NAME/open-import`, `POST /v1/disks/NAME/end-import` ([`OfImport`]) | [`DiskView`] |
+//! | `POST /v1/disks/NAME/fill` ([`FillDisk`]) | [`Filled`]: between the begin and the end of an import, for a thick disk |
 //! | `POST /v1/disks/NAME/move` ([`Move`]) | [`Moved`] |
 //! | `POST /v1/disks/NAME/follow` ([`Follow`]) | [`DiskView`] |
 //! | `POST /v1/disks/NAME/limit` ([`SetLimit`]) | [`DiskView`] |

@@ -11,10 +11,11 @@ use super::{Client, ROLLBACK, SNAPSHOT, Signed, USAGE, check, encode, length_of,
 use crate::api::{
     AdoptExport, ApiError, BeginImport, CloneDisk, CompactDisk, CompactionView, ConfirmFenced,
     ConfirmedFenced, CreateDisk, CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted,
-    DeletedVolume, DiskLimit, DiskView, Disks, DrainNode, EventList, EventView, Export, Follow, Importing,
-    LayoutView, LookAtLayout, MeterView, Meters, Move, MoveVolume, Moved, MovedVolume, NodeStatus, NodeWork,
-    OfImport, RecordProfile, Resize, RollBack, RolledBack, RunLoad, ServerExports, SetLimit, SetPolicy,
-    SetRedirected, SnapshotView, Snapshots, VolumePlan, VolumeUsage, VolumeView, Volumes,
+    DeletedVolume, DiskLimit, DiskView, Disks, DrainNode, EventList, EventView, Export, FillDisk, Filled,
+    Follow, Importing, LayoutView, LookAtLayout, MeterView, Meters, Move, MoveVolume, Moved, MovedVolume,
+    NodeStatus, NodeWork, OfImport, RecordProfile, Resize, RollBack, RolledBack, RunLoad, ServerExports,
+    SetLimit, SetPolicy, SetRedirected, SnapshotView, Snapshots, VolumePlan, VolumeUsage, VolumeView,
+    Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
@@ -235,6 +236,14 @@ impl Client {
     /// As [`Client::status`].
     pub fn end_import(&self, import: &Importing) -> Result<DiskView, ApiError> {
         self.post(&of_disk(&import.disk.name, "/end-import")?, &OfImport { number: import.number })
+    }
+
+    /// Gives the disk of an import space of its own from a byte on. Returns where it has come to.
+    ///
+    /// # Errors
+    /// As [`Client::status`]; the volume has too little space.
+    pub fn fill(&self, import: &Importing, from: u64) -> Result<Filled, ApiError> {
+        self.post(&of_disk(&import.disk.name, "/fill")?, &FillDisk { number: import.number, from })
     }
 
     /// Moves a disk to another node, and waits until that serves it.

@@ -220,7 +220,9 @@ pub fn volume_error(error: VolumeError) -> ApiError {
         | VolumeError::InvalidSize { .. }
         | VolumeError::Unsuitable { .. }
         | VolumeError::NotADirectory(_) => ApiErrorKind::Invalid,
-        VolumeError::NoReflinks(_) | VolumeError::NoFiles(_) => ApiErrorKind::Refused,
+        VolumeError::NoReflinks(_) | VolumeError::NoThickDisks(_) | VolumeError::NoFiles(_) => {
+            ApiErrorKind::Refused
+        }
         VolumeError::Nbd(NbdTrouble::Server(error)) if error.is_unreachable() => ApiErrorKind::Unavailable,
         VolumeError::Nbd(_) => ApiErrorKind::Refused,
         VolumeError::Stopped(_) => ApiErrorKind::Unavailable,

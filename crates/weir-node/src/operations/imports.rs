@@ -1,14 +1,22 @@
 //! Disks that an import fills. Until it says that it has written everything, the disk is nobody else's: an import that is cut off, with its client
 //! or with the disk's owner, would else leave a disk that looks whole.
 
-use weir_cluster::records::DiskRecord;
+use std::time::Duration;
 
-use super::{Answer, Operations};
-use crate::api::{ApiError, ApiErrorKind, BeginImport, CreateDisk, DiskView, Export, Importing, OfImport};
+use weir_cluster::records::DiskRecord;
+use weir_volume::{DirVolume, VolumeError};
+
+use super::{Answer, Operations, is_busy};
+use crate::api::{
+    ApiError, ApiErrorKind, BeginImport, CreateDisk, DiskView, Export, FillDisk, Filled, Importing, OfImport,
+};
 use crate::control::disk::Request;
-use crate::control::node::{blocking, random};
-use crate::control::provisioning::{Files, Origin};
+use crate::control::node::{blocking, random, volume_error};
+use crate::control::provisioning::{Files, Origin, to_its_end};
 use crate::units::about;
+
+/// Time for one step of giving a disk its space.
+const FILL: Duration = Duration::from_secs(1);
 
 impl Operations {
     /// Makes a disk that an import is about to fill.
@@ -49,30 +57,90 @@ impl Operations {
         self.disk(name).await
     }
 
+    /// Gives the disk of an import space of its own, with zeroes, from a byte on.
+    ///
+    /// # Errors
+    /// As [`Operations::disks`]; it is not this import's, or open; the volume has too little space, or cannot do that.
+    pub async fn fill(&self, name: &str, wanted: FillDisk) -> Answer<Filled> {
+        let record = self.record(name).await?;
+        if let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await? {
+            return self.forward(&coordinator, name, "fill", &wanted).await;
+        }
+        self.check_coordinated(&record.volume).await?;
+        let operations = self.clone();
+        self.bounded(to_its_end(async move { operations.fill_here(&record, wanted).await })).await
+    }
+
+    async fn fill_here(&self, record: &DiskRecord, wanted: FillDisk) -> Answer<Filled> {
+        let (DiskRecord { name, volume, .. }, FillDisk { number, from }) = (record, wanted);
+        // The disk is not deleted meanwhile.
+        let Some(_step) = self.node.intents.begin(name) else { return Err(is_busy(name)) };
+        let file = DirVolume::file_of(name).map_err(volume_error)?;
+        let of = self.node.volume(volume).await?;
+        let files = Files::of(&self.node, of);
+        let opened = blocking(move || {
+            let files = files.open()?;
+            let (path, file) = (files.path(&file), files.open(&file)?);
+            Ok((files, path, file))
+        });
+        let (files, path, file) = opened.await?;
+        // Only now: another node may have deleted the disk in a directory, and somebody have made another one. This file is not that one's.
+        let now = self.record(name).await?;
+        check_import(&now, number)?;
+        check_fill(&now, from)?;
+        let (size, name) = (now.size, name.clone());
+        let filled = blocking(move || {
+            let end = match files.fill(&file, &path, from..size, FILL) {
+                Err(VolumeError::NoSpace(_)) => None,
+                end => Some(end?),
+            };
+            Ok((end, files.allocated(&name)?, files.space()?.available))
+        });
+        let (end, allocated, available) = filled.await?;
+        let needed = size.saturating_sub(allocated);
+        end.map(|end| Filled { end }).ok_or_else(|| does_not_fit((&record.name, volume), needed, available))
+    }
+
     async fn check_space(&self, disk: &CreateDisk, needed: u64) -> Answer<()> {
-        let volume = &disk.volume;
-        let files = Files::of(&self.node, self.node.volume(volume).await?);
+        let files = Files::of(&self.node, self.node.volume(&disk.volume).await?);
         let space = self.bounded(blocking(move || files.open()?.space())).await?;
         if needed <= space.available {
             return Ok(());
         }
-        let message = format!(
-            "disk {} does not fit: {} are needed ({needed} bytes), and {} are free on volume {volume} ({} bytes)",
-            disk.name,
-            about(needed),
-            about(space.available),
-            space.available
-        );
-        let hint = format!(
-            "`weir volume du {volume}` shows what takes space; delete some of it, or use another volume"
-        );
-        Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))
+        Err(does_not_fit((&disk.name, &disk.volume), needed, space.available))
     }
+}
+
+fn does_not_fit((disk, volume): (&str, &str), needed: u64, available: u64) -> ApiError {
+    let message = format!(
+        "disk {disk} does not fit: {} are needed ({needed} bytes), and {} are free on volume {volume} ({available} bytes)",
+        about(needed),
+        about(available),
+    );
+    let hint =
+        format!("`weir volume du {volume}` shows what takes space; delete some of it, or use another volume");
+    ApiError::new(ApiErrorKind::Refused, message).hint(hint)
+}
+
+/// Refuses to write zeroes to a disk that is open, or elsewhere than in whole blocks of it.
+fn check_fill(record: &DiskRecord, from: u64) -> Answer<()> {
+    let DiskRecord { name, size, owner, .. } = record;
+    if let Some(owner) = owner {
+        let message = format!("disk {name} is open on node {}, so it is not filled with zeroes", owner.node);
+        return Err(ApiError::new(ApiErrorKind::Refused, message).hint("begin the import anew"));
+    }
+    if from > *size || !from.is_multiple_of(4096) {
+        let message =
+            format!("{from} is not the first byte of a block of disk {name}, which has {size} bytes");
+        return Err(ApiError::new(ApiErrorKind::Invalid, message).hint("blocks have 4096 bytes"));
+    }
+    Ok(())
 }
 
 /// Refuses what an import wants of a disk that is another's, or complete.
 pub(super) fn check_import(record: &DiskRecord, number: u64) -> Answer<()> {
-    if record.importing == number {
+    // 0 is nobody's, also where the request says so.
+    if number != 0 && record.importing == number {
         return Ok(());
     }
     let name = &record.name;
@@ -99,6 +167,43 @@ pub(super) fn check_imported(record: &DiskRecord) -> Answer<()> {
 
 /// Why nobody may use a disk whose import is not complete, and what to do.
 pub(crate) fn not_imported(disk: &str) -> (String, String) {
-    let why = format!("disk {disk} is incomplete: its import is under way, or was cut off");
-    (why, format!("if no import is under way, `weir disk delete {disk}`, and import it again"))
+    let why = format!(
+        "disk {disk} is incomplete: it is being filled (an import, a copy, or `--thick`), or that was cut off"
+    );
+    (why, format!("if nothing fills it, `weir disk delete {disk}`, and make it again"))
+}
+
+#[cfg(test)]
+mod tests {
+    use weir_cluster::records::{NodeRef, Policy, Source};
+
+    use super::*;
+
+    fn record(importing: u64) -> DiskRecord {
+        let source = Source::File { name: "d".into() };
+        let record = DiskRecord::new("d", "v", source, 1 << 20, 4096, Policy::WriteThrough);
+        DiskRecord { importing, ..record }
+    }
+
+    /// A disk that is complete would else be filled with zeroes.
+    #[test]
+    fn only_the_import_of_a_disk_has_a_say() {
+        assert!(check_import(&record(7), 7).is_ok());
+        for (importing, number) in [(7, 8), (7, 0), (0, 7), (0, 0)] {
+            assert!(check_import(&record(importing), number).is_err(), "{importing} {number}");
+        }
+    }
+
+    #[test]
+    fn an_open_disk_is_not_filled_nor_a_part_of_a_block() {
+        let closed = record(7);
+        for from in [0, 4096, 1 << 20] {
+            assert!(check_fill(&closed, from).is_ok(), "{from}");
+        }
+        for from in [1, 512, (1 << 20) + 4096] {
+            assert_eq!(check_fill(&closed, from).unwrap_err().kind, ApiErrorKind::Invalid, "{from}");
+        }
+        let open = DiskRecord { owner: Some(NodeRef::new("n1", 1)), ..closed };
+        assert_eq!(check_fill(&open, 0).unwrap_err().kind, ApiErrorKind::Refused);
+    }
 }

@@ -215,7 +215,7 @@ impl Operations {
         let text = match &origin {
             Origin::Empty => format!("in volume {volume}, {size} bytes, {policy}, {medium}"),
             Origin::Image { .. } => {
-                format!("in volume {volume}, for an import, {size} bytes, {policy}, {medium}")
+                format!("in volume {volume}, incomplete until it is filled, {size} bytes, {policy}, {medium}")
             }
             Origin::Snapshot { disk, snapshot } => {
                 format!("in volume {volume}, a clone of {disk}@{snapshot}, {size} bytes, {policy}, {medium}")

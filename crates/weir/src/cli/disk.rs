@@ -10,7 +10,7 @@ use crate::completion;
 
 #[derive(Debug, Subcommand)]
 pub enum DiskCommand {
-    /// Create a disk. It takes no space until it is written; on an NBD server, it is an export with what that has.
+    /// Create a disk. It takes no space until it is written, unless --thick is given; on an NBD server, it is an export with what that has.
     Create {
         /// Its name: 1 to 64 letters, digits, '-', '_', '.'.
         name: String,
@@ -24,6 +24,11 @@ pub enum DiskCommand {
         /// holds; nothing is written to it.
         #[arg(long, value_name = "NAME")]
         export: Option<String>,
+        /// Give the disk all of its space at once, so that it never runs out of it; on a LUN, with zeroes written there, so that all of its I/O
+        /// goes to the LUN directly. That takes as long as writing the LUN does. If it fails or is interrupted, the disk is removed. Snapshots
+        /// share blocks, so writes after one need new space.
+        #[arg(long, conflicts_with = "export")]
+        thick: bool,
         /// When a write is acknowledged. write-through: once the storage has it. write-back+N: once the write logs of the owner
         /// and of N = 0, 1 or 2 other nodes have it, in other fault domains where possible. Strict forms fix where the replicas
         /// are: write-back+1in, +2in (in the owner's fault domain), +1out, +2out (in others), +1in+1out. A policy that the

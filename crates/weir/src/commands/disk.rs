@@ -15,6 +15,7 @@ use weir_report::format;
 
 use super::compact::{self, planned};
 use super::confirm::confirm;
+use super::thick;
 use crate::cli::DiskCommand;
 use crate::cluster::any_node;
 use crate::failure::Failure;
@@ -27,7 +28,7 @@ const SAYS_WHY: Duration = Duration::from_secs(3);
 /// Executes a `weir disk` command.
 pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
     match command {
-        DiskCommand::Create { name, volume, size, export, policy, medium, block, limit } => {
+        DiskCommand::Create { name, volume, size, export, thick, policy, medium, block, limit } => {
             let limit = limit.limit().map_err(Failure::usage)?;
             let (client, size) = (any_node(global)?, size.map(|size| size.0));
             let volumes = client.volumes()?;
@@ -37,7 +38,16 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
                     let default = if of_kind(&volumes, &volume, "lun") { 4096 } else { 512 };
                     let logical_block = block.unwrap_or(default);
                     let wanted = CreateDisk { name, volume, size, logical_block, policy, medium, limit };
-                    print(global.output, &client.create_disk(&wanted)?, show)
+                    let made = match thick {
+                        true => thick::create(&client, &wanted)?,
+                        false => client.create_disk(&wanted)?,
+                    };
+                    print(global.output, &made, show)
+                }
+                None if is_server && thick => {
+                    let message =
+                        format!("volume {volume} is an NBD server, which alone gives its exports space");
+                    Err(Failure::usage(message).hint("leave --thick out"))
                 }
                 None if is_server => {
                     let logical_block = block;

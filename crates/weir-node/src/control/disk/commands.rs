@@ -270,7 +270,7 @@ impl DiskTask {
     async fn end_import(&mut self, number: u64) -> Result<(), ApiError> {
         let me = self.me.clone();
         self.change(|record| ownership::end_import(record, caller(record, &me), number)).await?;
-        self.event("disk-imported", "its image is complete".to_owned());
+        self.event("disk-imported", "its content is complete".to_owned());
         Ok(())
     }
 

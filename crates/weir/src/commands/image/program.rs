@@ -7,10 +7,9 @@ use std::process::Stdio;
 
 use tokio::io::AsyncReadExt;
 use tokio::process::Command;
-use tokio::runtime::Runtime;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::cli::Format;
+use crate::commands::interrupts::Interrupts;
 use crate::failure::Failure;
 use crate::options::Output;
 
@@ -22,12 +21,9 @@ struct Piece {
     zero: bool,
 }
 
-/// From its making on, an interrupt (Ctrl-C, SIGTERM, a terminal that goes) does not end this process: whoever has made it cleans up.
+/// From its making on, an interrupt does not end this process: whoever has made it cleans up.
 pub struct Programs {
-    runtime: Runtime,
-    interrupt: Signal,
-    terminate: Signal,
-    hang_up: Signal,
+    interrupts: Interrupts,
     shows_progress: bool,
 }
 
@@ -35,14 +31,8 @@ impl Programs {
     /// # Errors
     /// The system's.
     pub fn new(output: Output) -> Result<Programs, Failure> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let (interrupt, terminate, hang_up) = {
-            let _entered = runtime.enter();
-            let of = |kind| signal(kind);
-            (of(SignalKind::interrupt())?, of(SignalKind::terminate())?, of(SignalKind::hangup())?)
-        };
         let shows_progress = output == Output::Text && std::io::stderr().is_terminal();
-        Ok(Programs { runtime, interrupt, terminate, hang_up, shows_progress })
+        Ok(Programs { interrupts: Interrupts::new()?, shows_progress })
     }
 
     /// Has qemu-img check an image: one that was cut off would be imported with zeroes in place of what is missing.
@@ -99,7 +89,7 @@ impl Programs {
         let parent = rustix::process::getpid();
         // SAFETY: two system calls, and nothing else, between fork and exec.
         unsafe { command.pre_exec(move || ends_with(parent)) };
-        let Programs { runtime, interrupt, terminate, hang_up, .. } = self;
+        let (runtime, signals) = self.interrupts.parts();
         runtime.block_on(async {
             let mut child = command.spawn().map_err(|error| cannot_run(&error))?;
             let mut errors = child.stderr.take();
@@ -112,9 +102,7 @@ impl Programs {
             });
             let status = tokio::select! {
                 status = child.wait() => status?,
-                _ = interrupt.recv() => return Err(interrupted(&mut child).await),
-                _ = terminate.recv() => return Err(interrupted(&mut child).await),
-                _ = hang_up.recv() => return Err(interrupted(&mut child).await),
+                () = signals.next() => return Err(interrupted(&mut child).await),
             };
             if status.success() {
                 return Ok(());
