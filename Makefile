@@ -56,16 +56,18 @@ fuzz-check: ## the fuzz targets compile (stable Rust, no C++ compiler)
 unit: ## unit, property and end-to-end tests, some hundred simulated seeds among them
 	WEIR_PROGRAM=$(TARGET)/debug/weir LINTS="$(LINTS)" scripts/run-tests
 
-sim-soak: ## SEEDS=100000 simulated clusters, and as many shared volumes: their protocol, and their shells; from seed FROM=0
+sim-soak: ## SEEDS=100000 simulated clusters, and as many shared volumes: protocol, shells, and who coordinates; from seed FROM=0
 	$(CARGO) run --profile sim -p weir-sim -- many --seeds $(SEEDS) --from $(FROM)
 	$(CARGO) run --profile sim -p weir-sim -- volume many --seeds $(SEEDS) --from $(FROM)
 	$(CARGO) run --profile sim -p weir-sim -- shells many --seeds $(SEEDS) --from $(FROM)
+	$(CARGO) run --profile sim -p weir-sim -- claims many --seeds $(SEEDS) --from $(FROM)
 
 sim-bugs: ## every planted bug, and the number of 10 000 seeds that find it (of 2 000 whole nodes for those in node states)
 	$(CARGO) run --profile sim -p weir-sim -- bugs --seeds 10000
 	$(CARGO) run --profile sim -p weir-sim -- states bugs --seeds 2000
 	$(CARGO) run --profile sim -p weir-sim -- volume bugs --seeds 3000
 	$(CARGO) run --profile sim -p weir-sim -- shells bugs --seeds 1000
+	$(CARGO) run --profile sim -p weir-sim -- claims bugs --seeds 100000
 
 confusion: ## planted faults, and the causes that weir diagnose names: about fourteen minutes (as root)
 	$(CARGO) build --release -p weir -p weir-lab
