@@ -12,6 +12,7 @@ mod events;
 mod explain;
 mod image;
 mod in_use;
+mod incomplete;
 mod interrupts;
 mod lab;
 mod migrate_registry;

@@ -8,7 +8,7 @@ use weir_node::api::{BeginImport, CreateDisk, DiskView, Importing};
 use weir_node::client::Client;
 use weir_node::units::about;
 
-use super::image;
+use super::incomplete::give_up;
 use super::interrupts::Interrupts;
 use crate::failure::Failure;
 use crate::output::note;
@@ -22,7 +22,7 @@ pub fn create(client: &Client, wanted: &CreateDisk) -> Result<DiskView, Failure>
     let mut interrupts = Interrupts::new()?;
     let import = client.begin_import(&BeginImport { disk: wanted.clone(), needed_bytes: wanted.size })?;
     let filled = fill(client, &import, &mut interrupts);
-    filled.map_err(|failure| image::give_up(client, &import, failure))
+    filled.map_err(|failure| give_up(client, &import, failure))
 }
 
 fn fill(client: &Client, import: &Importing, interrupts: &mut Interrupts) -> Result<DiskView, Failure> {

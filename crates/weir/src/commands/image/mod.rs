@@ -21,6 +21,7 @@ use weir_node::units::about;
 use self::program::Programs;
 use self::source::Source;
 use super::disk;
+use super::incomplete::give_up;
 use crate::cli::{CloneSource, Format, ImageCommand};
 use crate::cluster::any_node;
 use crate::failure::Failure;
@@ -81,17 +82,6 @@ fn made(
     let needed_bytes = programs.allocated(from)?;
     let import = client.begin_import(&BeginImport { disk: wanted.clone(), needed_bytes })?;
     fill(client, programs, &import, from).map_err(|failure| give_up(client, &import, failure))
-}
-
-/// Removes a disk that could not be filled.
-pub fn give_up(client: &Client, import: &Importing, failure: Failure) -> Failure {
-    let name = &import.disk.name;
-    // Only while it is this import's: somebody else may have made another disk of the name, and an end whose answer was lost has come.
-    let wanted = Delete { force: true, import: Some(import.number), ..Delete::default() };
-    match client.delete(name, &wanted) {
-        Ok(_) => failure.hint(format!("disk {name} is removed again")),
-        Err(left) => failure.hint(format!("disk {name} is left ({}): `weir disk show {name}`", left.message)),
-    }
 }
 
 fn fill(
