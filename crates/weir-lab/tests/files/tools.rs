@@ -7,17 +7,15 @@ use std::os::unix::fs::FileExt;
 use weir_block::Nanos;
 
 use super::{alone, bench, open, path};
-use crate::common::{DISK, SIZE, SOON, seed};
+use crate::common::lun::LunBench;
+use crate::common::{Bench, DISK, SIZE, SOON, seed};
 use crate::support::{await_some, run, run_in};
 
 /// fio writes everything once, in random order, and reads it back: by asynchronous direct I/O of a deep queue, and through plain calls with
 /// fsync.
-#[test]
-fn fio_verifies_what_it_wrote_in_both_ways() {
-    let _turn = alone();
-    let bench = bench(2, "write-back+1");
-    let file = path(&bench, "n1", DISK);
-    drop(open(&bench, "n1", true));
+fn fio_verifies(bench: &Bench, node: &str) {
+    let file = path(bench, node, DISK);
+    drop(open(bench, node, true));
     let target = format!("--filename={}", file.display());
     let common = [
         "--name=verify",
@@ -39,6 +37,27 @@ fn fio_verifies_what_it_wrote_in_both_ways() {
     ];
     for way in [direct, buffered] {
         run_in(bench.directory.path(), "fio", common.iter().chain(&way));
+    }
+}
+
+#[test]
+fn fio_verifies_what_it_wrote_in_both_ways() {
+    let _turn = alone();
+    fio_verifies(&bench(2, "write-back+1"), "n1");
+}
+
+/// On the coordinator, and then on another node. Under write-through fio's requests take the disk's own ways to the LUN.
+#[test]
+fn fio_verifies_what_it_wrote_on_a_lun() {
+    let _turn = alone();
+    let pool = LunBench::up(2, "xfs", "write-through", |config| config.fuse = true);
+    let (coordinator, client) = (pool.coordinator(), pool.bench.lab.any_client().unwrap());
+    let other = pool.bench.lab.nodes().iter().map(|node| node.name.clone()).find(|name| *name != coordinator);
+    for owner in [coordinator, other.unwrap()] {
+        client.move_disk(DISK, &owner).unwrap();
+        fio_verifies(&pool.bench, &owner);
+        let route = client.disk(DISK).unwrap().detail.unwrap().route.unwrap();
+        assert!(route.direct > 0, "{owner}: {route:?}");
     }
 }
 
