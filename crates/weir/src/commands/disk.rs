@@ -220,7 +220,7 @@ pub fn rows(disks: &[DiskView]) -> String {
 }
 
 /// The policy in effect; of a disk that is closed, the requested one.
-fn policy(disk: &DiskView) -> String {
+pub fn policy(disk: &DiskView) -> String {
     let DiskView { requested, effective, .. } = disk;
     match effective.as_str() {
         "" => requested.clone(),
@@ -297,14 +297,18 @@ fn delays(delays: &LimitDelays) -> Option<(&'static str, String)> {
     })
 }
 
-/// By which way the I/O of a disk on a LUN goes.
-fn route(route: &RouteView) -> Vec<(&'static str, String)> {
+/// By which way the I/O of a disk on a LUN goes, and why.
+pub fn way(route: &RouteView) -> String {
     let reason = |one: &RouteReason| match one.benign {
         true => one.flag.clone(),
         false => format!("{} (not benign)", one.flag),
     };
     let reasons: Vec<String> = route.reasons.iter().map(reason).collect();
     let why = if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join(", ")) };
+    format!("{}{why}", route.state)
+}
+
+fn route(route: &RouteView) -> Vec<(&'static str, String)> {
     let counts = format!(
         "{} direct, {} block-redirected, {} file-redirected, {} in holes, {} split",
         count(route.direct, "part"),
@@ -313,7 +317,7 @@ fn route(route: &RouteView) -> Vec<(&'static str, String)> {
         route.zeroes,
         route.splits
     );
-    vec![("route", format!("{}{why}", route.state)), ("by route", counts)]
+    vec![("route", way(route)), ("by route", counts)]
 }
 
 fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use weir_block::size::Size;
 use weir_node::api::{
     ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, DeleteVolume, DeletedVolume,
     DiskView, LunView, MoveVolume, MovedVolume, NodeNotice, ServerExport, UsageItem, VolumePlan, VolumeUsage,
@@ -95,7 +96,7 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
                 if shown.volume.server.is_some() {
                     rows.push(("exports listed", listed(shown)));
                 }
-                format!("{}\n\n{}", list(&rows), disk::rows(&shown.disks))
+                format!("{}\n\n{}", list(&rows), disk_rows(shown))
             })
         }
         VolumeCommand::Du { name } => print(global.output, &client.volume_usage(&name)?, usage),
@@ -207,6 +208,27 @@ fn usage(volume: &VolumeUsage) -> String {
     text
 }
 
+/// The disks of a volume. On a LUN, their routes have the room of their replicas, which `weir disk list` has.
+fn disk_rows(shown: &Shown) -> String {
+    if shown.volume.lun.is_none() {
+        return disk::rows(&shown.disks);
+    }
+    let row = |one: &DiskView| {
+        let route = one.detail.as_ref().and_then(|detail| detail.route.as_ref());
+        vec![
+            one.name.clone(),
+            Size(one.size).to_string(),
+            disk::policy(one),
+            one.owner.clone().unwrap_or_default(),
+            one.state.clone(),
+            one.dirty_bytes().map_or_else(String::new, about),
+            route.map(disk::way).unwrap_or_default(),
+        ]
+    };
+    let header = ["DISK", "SIZE", "POLICY", "OWNER", "STATE", "DIRTY", "ROUTE"];
+    table(&header, &[1, 5], shown.disks.iter().map(row))
+}
+
 /// The exports that the volume's server lists now, and which of them are disks.
 fn listed(shown: &Shown) -> String {
     match (&shown.exports, &shown.exports_unknown) {
@@ -311,6 +333,9 @@ fn of_lun(lun: &LunView) -> Vec<(&'static str, String)> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+    use weir_node::shard::messages::{DiskStatus, RouteReason, RouteView};
+
     use super::*;
 
     #[test]
@@ -339,5 +364,38 @@ mod tests {
             let message = of(kind, has_path, has_server).expect_err("it is refused");
             assert!(message.contains(expected), "{message}");
         }
+    }
+
+    #[test]
+    fn the_disks_on_a_lun_have_routes_with_reasons() {
+        let disk = |name: &str, owner: Option<&str>, route: Option<(&str, &[(&str, bool)])>| {
+            let view = json!({
+                "name": name, "volume": "v", "size_bytes": 1 << 30, "logical_block_bytes": 4096, "requested": "write-back+1",
+                "effective": "write-back+1", "owner": owner, "epoch": 7, "replicas": ["n3"], "state": "serving", "reason": "", "uris": [],
+            });
+            let detail = route.map(|(state, reasons)| {
+                let reason =
+                    |(flag, benign): &(&str, bool)| RouteReason { flag: (*flag).into(), benign: *benign };
+                let reasons = reasons.iter().map(reason).collect();
+                let route = Some(RouteView { state: state.into(), reasons, ..RouteView::default() });
+                DiskStatus { route, ..DiskStatus::default() }
+            });
+            DiskView { detail, ..serde_json::from_value(view).unwrap() }
+        };
+        let reasons = [("no-disk-connectivity", false), ("unallocated-extent", true)];
+        let all = vec![
+            disk("a", Some("n1"), Some(("direct", &[]))),
+            disk("b", Some("n2"), Some(("block-redirected", &reasons))),
+            disk("c", None, None),
+        ];
+        let lun = VolumeView { lun: Some(LunView::default()), ..VolumeView::default() };
+        let shown = |volume| Shown { volume, disks: all.clone(), exports: None, exports_unknown: None };
+        let text = disk_rows(&shown(lun));
+        let words: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(words[0], ["DISK", "SIZE", "POLICY", "OWNER", "STATE", "DIRTY", "ROUTE"], "{text}");
+        assert!(words[1].ends_with(&["direct"]) && words[3].ends_with(&["serving"]), "{text}");
+        let why = "block-redirected: no-disk-connectivity (not benign), unallocated-extent";
+        assert!(words[2].join(" ").ends_with(why), "{text}");
+        assert!(!disk_rows(&shown(VolumeView::default())).contains("direct"), "elsewhere there is one route");
     }
 }
