@@ -42,7 +42,7 @@
 //! | `POST /v1/disks/NAME/profile` ([`RecordProfile`]) | `weir_profile::Profile`, when the time is over |
 //! | `POST /v1/disks/NAME/load` ([`RunLoad`]) | `weir_load::Summary` |
 //! | `GET /v1/events` | [`EventList`] |
-//! | `GET /metrics` | the turns of the shards, in Prometheus' text format |
+//! | `GET /metrics` | the turns of the shards, the limits and routes of the disks that are open on the node, and its suppressed log lines, in Prometheus' text format; see [`crate::metrics`] |
 //!
 //! Any node answers for any disk; a change that only a node of another host can make is answered with 307, the [`Elsewhere`] in the
 //! error, and a `Location`. Everything that goes wrong is an [`ApiError`], with the HTTP status that fits its kind; a node that has

@@ -11,7 +11,8 @@ use tokio::sync::oneshot;
 use weir_block::Nanos;
 
 use crate::error::{ApiError, ApiErrorKind};
-use crate::shard::health::{Delayed, Look};
+use crate::shard::counters::DiskCounts;
+use crate::shard::health::Look;
 use crate::shard::messages::{Command, DiskStatus};
 use crate::shard::queue::{PATIENCE, ShardQueue};
 use crate::shard::shard_of;
@@ -46,12 +47,12 @@ impl Shards {
         &self.queues[self.number_of(disk)]
     }
 
-    /// The delays that the limits of the disks that are open here have caused, by the disk's name. Never waits for a shard.
+    /// The counters of the disks that are open here, by the disk's name. Never waits for a shard.
     #[must_use]
-    pub fn delays(&self) -> Vec<Delayed> {
-        let mut delays: Vec<_> = self.queues.iter().flat_map(|queue| queue.health().delays()).collect();
-        delays.sort_by(|left, right| left.disk.cmp(&right.disk));
-        delays
+    pub fn counters(&self) -> Vec<DiskCounts> {
+        let mut disks: Vec<_> = self.queues.iter().flat_map(|queue| queue.health().disks()).collect();
+        disks.sort_by(|left, right| left.disk.cmp(&right.disk));
+        disks
     }
 
     /// The health of each shard, by number.

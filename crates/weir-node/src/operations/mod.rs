@@ -140,8 +140,8 @@ impl Operations {
     /// This node's metrics, for Prometheus. Never waits for a shard.
     #[must_use]
     pub fn metrics(&self) -> String {
-        let delays = self.node.shards.delays();
-        crate::metrics::to_prometheus(&self.node.config.name, &self.shards(), &delays)
+        let disks = self.node.shards.counters();
+        crate::metrics::to_prometheus(&self.node.config.name, &self.shards(), &disks)
     }
 
     /// Waits for the storage, with a time limit. The storage may still complete the call.

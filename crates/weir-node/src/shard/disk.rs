@@ -17,7 +17,7 @@ use weir_volume::lun::route_status::{Reasons, RouteState};
 use weir_volume::{Backing, BackingKind, BackingOptions};
 
 use super::barrier::BarrierSlot;
-use super::health::DelayCounters;
+use super::counters::DiskCounters;
 use super::load::RunningLoad;
 use super::messages::{Arrival, DiskStatus, LimitDelays, LoadLayer, OpenDisk, RouteView};
 use super::profile::DiskProfile;
@@ -65,8 +65,8 @@ pub struct Disk {
     due: Nanos,
     /// Its work up to its last turn; see [`Disk::has_moved`].
     activity: u64,
-    /// What its limit has delayed, for other threads.
-    delays: Arc<DelayCounters>,
+    /// For other threads.
+    counters: Arc<DiskCounters>,
     /// The way of its I/O, of a disk of a shared volume.
     route: Option<(RouteState, Reasons)>,
     /// All its I/O is to go through its volume's coordinator.
@@ -160,7 +160,7 @@ impl Disk {
             touched: true,
             due: Nanos(0),
             activity: 0,
-            delays: Arc::default(),
+            counters: Arc::default(),
             route: None,
             redirected: false,
             dropping: Vec::new(),
@@ -317,9 +317,9 @@ impl Disk {
         self.top.on_event(reactor, event);
     }
 
-    /// What its limit has delayed, for other threads.
-    pub fn delays(&self) -> Arc<DelayCounters> {
-        Arc::clone(&self.delays)
+    /// What it publishes for other threads.
+    pub fn counters(&self) -> Arc<DiskCounters> {
+        Arc::clone(&self.counters)
     }
 
     /// Sets or removes the highest rate at which clients are served.
@@ -350,7 +350,7 @@ impl Disk {
         if self.barrier.turn(self.top.accel_mut().inner_mut(), reactor.now()) && !self.held_for_move {
             self.exports.resume();
         }
-        self.delays.publish(self.exports.delays());
+        self.counters.publish_delays(self.exports.delays());
         self.due = self.deadline_now(reactor, workspace);
     }
 

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_export::Delays;
+
+use super::counters::{DiskCounters, DiskCounts};
 
 /// A turn that takes longer is counted: every guest of the shard has waited for it.
 pub const LONG_TURN: Duration = Duration::from_millis(10);
@@ -38,35 +39,8 @@ pub struct Health {
     spun_at: AtomicU64,
     /// The slot of the disk whose turn it is.
     at: AtomicUsize,
-    /// The disks by slot: their names, and what their limits have delayed.
-    disks: Mutex<BTreeMap<usize, (String, Arc<DelayCounters>)>>,
-}
-
-/// What the limit of a disk has delayed.
-#[derive(Debug, Default)]
-pub struct DelayCounters {
-    requests: AtomicU64,
-    nanoseconds: AtomicU64,
-}
-
-impl DelayCounters {
-    /// Publishes the counts so far.
-    pub fn publish(&self, delays: Delays) {
-        self.requests.store(delays.requests, Ordering::Relaxed);
-        let waited = u64::try_from(delays.waited.as_nanos()).unwrap_or(u64::MAX);
-        self.nanoseconds.store(waited, Ordering::Relaxed);
-    }
-}
-
-/// The requests of one disk that its limit has delayed, since the disk was opened.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Delayed {
-    /// The disk.
-    pub disk: String,
-    /// Requests that have waited.
-    pub requests: u64,
-    /// The sum of their waits.
-    pub waited: Duration,
+    /// The disks by slot: their names, and what they publish.
+    disks: Mutex<BTreeMap<usize, (String, Arc<DiskCounters>)>>,
 }
 
 /// A look at a shard's health.
@@ -137,18 +111,13 @@ impl Health {
         (began != 0).then(|| now - Nanos(began)).filter(|&lasts| lasts > HANGS)
     }
 
-    /// What the limits of the disks here have delayed.
+    /// The counters of the disks here.
     #[must_use]
-    pub fn delays(&self) -> Vec<Delayed> {
-        let delayed = |(name, delays): &(String, Arc<DelayCounters>)| Delayed {
-            disk: name.clone(),
-            requests: delays.requests.load(Ordering::Relaxed),
-            waited: Duration::from_nanos(delays.nanoseconds.load(Ordering::Relaxed)),
-        };
-        self.lock().values().map(delayed).collect()
+    pub fn disks(&self) -> Vec<DiskCounts> {
+        self.lock().values().map(|(name, counters)| counters.read(name)).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, (String, Arc<DelayCounters>)>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, (String, Arc<DiskCounters>)>> {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -216,9 +185,9 @@ impl Pulse {
     }
 
     /// Sets the disk in a slot; `None`: it is free.
-    pub fn name(&self, slot: usize, disk: Option<(&str, Arc<DelayCounters>)>) {
+    pub fn name(&self, slot: usize, disk: Option<(&str, Arc<DiskCounters>)>) {
         match disk {
-            Some((name, delays)) => drop(self.health.lock().insert(slot, (name.to_owned(), delays))),
+            Some((name, counters)) => drop(self.health.lock().insert(slot, (name.to_owned(), counters))),
             None => drop(self.health.lock().remove(&slot)),
         }
     }
@@ -231,6 +200,8 @@ fn add(counter: &AtomicU64, more: u64) {
 
 #[cfg(test)]
 mod tests {
+    use weir_export::Delays;
+
     use super::*;
 
     const MS: u64 = 1_000_000;
@@ -239,11 +210,10 @@ mod tests {
     fn a_turn_that_does_not_end_is_seen_from_outside() {
         let health = Arc::new(Health::default());
         let mut pulse = Pulse::new(Arc::clone(&health));
-        let delays = Arc::new(DelayCounters::default());
-        pulse.name(3, Some(("d3", Arc::clone(&delays))));
-        delays.publish(Delays { requests: 7, waited: Duration::from_millis(20), waiting: 1 });
-        let seen = Delayed { disk: "d3".into(), requests: 7, waited: Duration::from_millis(20) };
-        assert_eq!(health.delays(), [seen]);
+        let counters = Arc::new(DiskCounters::default());
+        pulse.name(3, Some(("d3", Arc::clone(&counters))));
+        counters.publish_delays(Delays { requests: 7, waited: Duration::from_millis(20), waiting: 1 });
+        assert_eq!(health.disks(), [counters.read("d3")]);
         pulse.begin(Nanos(5 * MS));
         pulse.disk(3);
         assert_eq!(health.look(Nanos(10 * MS)).hangs, None);

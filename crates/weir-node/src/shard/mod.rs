@@ -2,6 +2,7 @@
 //! to them. Nothing is shared between shards; they and the control plane talk through [`messages`].
 
 pub mod barrier;
+pub mod counters;
 mod disk;
 mod dispatch;
 pub mod health;

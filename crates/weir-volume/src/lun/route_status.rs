@@ -14,6 +14,10 @@ pub enum RouteState {
 }
 
 impl RouteState {
+    /// All states, in the order of their numbers.
+    pub const ALL: [RouteState; 4] =
+        [RouteState::Direct, RouteState::BlockRedirected, RouteState::FileRedirected, RouteState::Paused];
+
     /// Its name in commands, metrics and events.
     #[must_use]
     pub const fn name(self) -> &'static str {
@@ -48,7 +52,8 @@ pub enum Reason {
 }
 
 impl Reason {
-    const ALL: [Reason; 8] = [
+    /// All reasons.
+    pub const ALL: [Reason; 8] = [
         Reason::UserRequest,
         Reason::UnallocatedExtent,
         Reason::NoDiskConnectivity,
@@ -92,7 +97,7 @@ pub enum Overdue {
 
 /// A set of reasons.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Reasons(u8);
+pub struct Reasons(u16);
 
 impl Reasons {
     /// With another one, if it holds.
@@ -105,6 +110,18 @@ impl Reasons {
     #[must_use]
     pub const fn without(self, reason: Reason) -> Reasons {
         Reasons(self.0 & !(1 << reason as u8))
+    }
+
+    /// The set as a number.
+    #[must_use]
+    pub const fn bits(self) -> u16 {
+        self.0
+    }
+
+    /// The set that has this number.
+    #[must_use]
+    pub const fn of_bits(bits: u16) -> Reasons {
+        Reasons(bits)
     }
 
     /// All of them.

@@ -95,6 +95,7 @@ impl RoutedBacking {
         let Some(data) = self.data(id, range) else { return false };
         let Some(pending) = self.request(id) else { return true };
         let (durable, kind) = (pending.durable, pending.kind);
+        let is_split = range.1 - range.0 != pending.length;
         let (slot, number) = self.insert(id, kind, range, false);
         self.sent(reactor, slot);
         let kind = if kind == RequestKind::Read { Kind::Read } else { Kind::Write };
@@ -102,6 +103,7 @@ impl RoutedBacking {
             true => self.counts.file += 1,
             false => self.counts.block += 1,
         }
+        self.counts.splits += u64::from(is_split);
         let message = ToCoordinator::Block { id: number, kind, piece, by_file, durable, data };
         self.ask(reactor, message);
         true

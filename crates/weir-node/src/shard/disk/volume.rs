@@ -11,10 +11,15 @@ use crate::shard::messages::LoadLayer;
 use crate::units::{Period, about};
 
 impl Disk {
-    /// The way of its I/O, if that is another one than at the last call, in words; by itself nothing that the operator has to know at first.
+    /// Publishes the way of its I/O, and returns it, in words, if that is another one than at the last call; by itself nothing that the operator
+    /// has to know at first.
     pub fn new_route(&mut self, now: Nanos) -> Option<String> {
+        let now = self.route_status(now)?;
+        self.counters.publish_route(&now);
         // The way of a measurement is no news.
-        let now = self.route_status(now).filter(|_| !self.measures_lun())?;
+        if self.measures_lun() {
+            return None;
+        }
         // Changes with every other request.
         let reasons = now.reasons.without(Reason::UnallocatedExtent);
         let before = self.route.replace((now.state, reasons));

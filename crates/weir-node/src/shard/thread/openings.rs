@@ -193,9 +193,9 @@ impl Turning {
             }
         };
         let (clients, layers) = (disk.clients(), disk.layers());
-        let delays = disk.delays();
+        let counters = disk.counters();
         let slot = self.disks.insert(disk);
-        self.pulse.name(slot, Some((&open.disk, delays)));
+        self.pulse.name(slot, Some((&open.disk, counters)));
         clients.for_each(|owner| self.dispatch.set(owner, Target::Clients(slot)));
         layers.for_each(|owner| self.dispatch.set(owner, Target::Layers(slot)));
         Ok(file)
