@@ -5,6 +5,7 @@ mod common;
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
@@ -100,6 +101,45 @@ fn an_owner_that_loses_its_path_goes_on_through_the_coordinator() {
     bench.judge(&mut load, seed);
 }
 
+/// Waits until `weir volume show` and the metrics of its owner show the disk in this state, with this reason, or without any that lasts.
+fn await_shown(pool: &LunBench, owner: &str, state: &str, reason: Option<&str>) {
+    eventually(pool, "shown by `weir volume show`", || {
+        let mut command = Command::new(common::program());
+        command.arg("--lab").arg(pool.bench.lab.dir());
+        let output = command.args(["volume", "show", "pool", "--output", "json"]).output().unwrap();
+        let shown: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let disks = shown["disks"].as_array().unwrap();
+        let route = &disks.iter().find(|disk| disk["name"] == DISK).unwrap()["detail"]["route"];
+        let flags = route["reasons"].as_array().into_iter().flatten();
+        // That one comes and goes with a write.
+        let mut flags = flags.filter(|one| one["flag"] != "unallocated-extent");
+        let is_right = match reason {
+            Some(reason) => flags.any(|one| one["flag"] == reason && one["benign"] == true),
+            None => flags.next().is_none(),
+        };
+        route["state"] == state && is_right
+    });
+    eventually(pool, "shown by the metrics", || {
+        let mut stream = UnixStream::connect(&pool.bench.lab.node(owner).unwrap().api).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: w\r\nConnection: close\r\n\r\n").unwrap();
+        let mut metrics = String::new();
+        stream.read_to_string(&mut metrics).unwrap();
+        let of_disk = format!("{{node=\"{owner}\",disk=\"{DISK}\",");
+        let value = |metric: &str, labels: &str| {
+            let line = format!("{metric}{of_disk}{labels}}} ");
+            metrics.lines().find_map(|one| one.strip_prefix(&line)?.parse::<u64>().ok())
+        };
+        let states = ["direct", "block-redirected", "file-redirected", "paused"];
+        let is_in = states.iter().all(|one| {
+            value("weir_disk_route", &format!("state=\"{one}\"")) == Some(u64::from(*one == state))
+        });
+        let wish = value("weir_disk_route_reason", "reason=\"user-request\",benign=\"true\"");
+        let parts = value("weir_disk_route_parts_total", &format!("route=\"{state}\""));
+        let is_wish = u64::from(reason == Some("user-request"));
+        is_in && wish == Some(is_wish) && parts.is_some_and(|parts| parts > 0)
+    });
+}
+
 /// What an operator does before work on a path, or to find out whether a path is at fault.
 #[test]
 fn all_io_goes_through_the_coordinator_when_the_operator_wants_that() {
@@ -134,6 +174,12 @@ fn all_io_goes_through_the_coordinator_when_the_operator_wants_that() {
             assert!(client.set_redirected("pool", true).unwrap().lun.unwrap().redirected);
             await_route("file-redirected");
             assert!(route().1.contains(&"user-request".to_owned()), "{:?}", route());
+            await_shown(&pool, node, "file-redirected", Some("user-request"));
+            let text = "file-redirected: user-request (benign)";
+            eventually(&pool, "told", || {
+                let told = bench.lab.client(node).unwrap().events().unwrap();
+                told.iter().any(|event| event.kind == "route" && event.node == node && event.text == text)
+            });
             std::thread::sleep(Duration::from_secs(1));
             // The way there, and the work there.
             let meters = client.meters(DISK).unwrap();
@@ -146,6 +192,7 @@ fn all_io_goes_through_the_coordinator_when_the_operator_wants_that() {
             }
             assert!(!client.set_redirected("pool", false).unwrap().lun.unwrap().redirected);
             await_route("direct");
+            await_shown(&pool, node, "direct", None);
         });
         eprintln!("{node}: longest stall {:?}", load.progress().longest_stall());
         bench.judge(&mut load, seed);

@@ -2,13 +2,24 @@
 
 use tokio::sync::oneshot;
 use weir_block::{Nanos, Reactor, SharedFile};
-use weir_volume::lun::route_status::{Overdue, Reason, RouteStatus};
+use weir_volume::lun::route_status::{Overdue, Reason, Reasons, RouteState, RouteStatus};
 use weir_volume::{Backing, CoordinatorWay, SharedDisk};
 
 use super::Disk;
 use crate::shard::answer;
 use crate::shard::messages::LoadLayer;
 use crate::units::{Period, about};
+
+/// A state and its reasons, for an event.
+fn in_words(state: RouteState, reasons: Reasons) -> String {
+    let reason = |one: Reason| {
+        let benign = if one.is_benign() { "benign" } else { "not benign" };
+        format!("{} ({benign})", one.name())
+    };
+    let reasons: Vec<String> = reasons.iter().map(reason).collect();
+    let why = if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join(", ")) };
+    format!("{}{why}", state.name())
+}
 
 impl Disk {
     /// Publishes the way of its I/O, and returns it, in words, if that is another one than at the last call; by itself nothing that the operator
@@ -26,9 +37,7 @@ impl Disk {
         if before.is_none_or(|before| before == (now.state, reasons)) {
             return None;
         }
-        let names: Vec<&str> = reasons.iter().map(Reason::name).collect();
-        let why = if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) };
-        Some(format!("{}{why}", now.state.name()))
+        Some(in_words(now.state, reasons))
     }
 
     /// Whether its volume has no space for what has been written to it, or is to be.
@@ -201,5 +210,18 @@ impl Disk {
         if let Some(shared) = self.backing().shared() {
             shared.coordinator(reactor, way);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_of_route_says_what_is_benign() {
+        let reasons = Reasons::default().with(Reason::UserRequest, true);
+        let text = in_words(RouteState::FileRedirected, reasons.with(Reason::CoordinatorSilent, true));
+        assert_eq!(text, "file-redirected: user-request (benign), coordinator-silent (not benign)");
+        assert_eq!(in_words(RouteState::Direct, Reasons::default()), "direct");
     }
 }
