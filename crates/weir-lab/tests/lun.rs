@@ -272,15 +272,11 @@ fn a_volume_that_nobody_can_take_over_fails_its_requests_after_a_while() {
     let (output, waited) = write(&uri);
     assert!(!output.status.success() && waited < 2 * WAIT + Duration::from_secs(5), "{output:?} {waited:?}");
     assert!(waited > WAIT / 2, "it has waited: {output:?} {waited:?}");
-    let said = |kind: &str| {
+    eventually(&pool, "told with the remedy", || {
         let client = pool.bench.lab.client(owner).unwrap();
-        client.events().unwrap().into_iter().any(|event| event.kind == kind)
-    };
-    let deadline = Nanos::now() + common::SOON;
-    while !said("volume-recovery-failed") {
-        assert!(Nanos::now() < deadline, "{}", pool.bench.logs());
-        std::thread::sleep(Duration::from_millis(100));
-    }
+        let told = client.events().unwrap().into_iter().find(|event| event.kind == "volume-recovery-failed");
+        told.is_some_and(|event| event.text.contains("`weir volume confirm-fenced pool NODE`"))
+    });
     pool.luns.break_fences(false);
     pool.luns.set_path(owner[1..].parse().unwrap(), true);
     pool.coordinator();

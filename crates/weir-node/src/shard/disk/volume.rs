@@ -3,7 +3,7 @@
 use tokio::sync::oneshot;
 use weir_block::{Nanos, Reactor, SharedFile};
 use weir_volume::lun::route_status::{Overdue, Reason, Reasons, RouteState, RouteStatus};
-use weir_volume::{Backing, CoordinatorWay, SharedDisk};
+use weir_volume::{Backing, BackingKind, CoordinatorWay, SharedDisk};
 
 use super::Disk;
 use crate::shard::answer;
@@ -19,6 +19,25 @@ fn in_words(state: RouteState, reasons: Reasons) -> String {
     let reasons: Vec<String> = reasons.iter().map(reason).collect();
     let why = if reasons.is_empty() { String::new() } else { format!(": {}", reasons.join(", ")) };
     format!("{}{why}", state.name())
+}
+
+/// Requests have begun to fail for lack of a coordinator that answers: why, until when, and what the operator can do.
+fn recovery_failed(overdue: Overdue, volume: &str) -> String {
+    let fence = format!(
+        "If a fence fails, make sure that the node that it is for cannot write to the LUN, for example by switching its host off, and run `weir \
+         volume confirm-fenced {volume} NODE`"
+    );
+    match overdue {
+        Overdue::Missing => format!(
+            "its volume has had no coordinator for longer than lun.coordinator_wait: requests that need one fail until one answers. `weir \
+             volume show {volume}` says which node tries to coordinate it, and what it waits for. {fence}"
+        ),
+        Overdue::Silent => format!(
+            "the coordinator of its volume has answered nothing for longer than lun.coordinator_wait: requests that need one fail until one \
+             answers. Its LUN hangs, or its process: `weir volume show {volume}` names the node. If it stays so, end that node, and another \
+             one takes over. {fence}"
+        ),
+    }
 }
 
 impl Disk {
@@ -96,14 +115,9 @@ impl Disk {
 
     /// An event, if requests have begun to fail since the last call, for lack of a coordinator that answers.
     pub fn new_overdue(&mut self) -> Option<(&'static str, String)> {
-        let what = match self.backing().shared()?.newly_overdue()? {
-            Overdue::Missing => "its volume has had no coordinator",
-            Overdue::Silent => "the coordinator of its volume has answered nothing",
-        };
-        let text = format!(
-            "{what} for longer than lun.coordinator_wait: requests that need one fail until one answers"
-        );
-        Some(("volume-recovery-failed", text))
+        let overdue = self.backing().shared()?.newly_overdue()?;
+        let BackingKind::Lun { volume, .. } = &self.kind else { return None };
+        Some(("volume-recovery-failed", recovery_failed(overdue, volume)))
     }
 
     /// Its effect on clients, if the coordinator of its volume owes answers and gives none, in words.
@@ -223,5 +237,17 @@ mod tests {
         let text = in_words(RouteState::FileRedirected, reasons.with(Reason::CoordinatorSilent, true));
         assert_eq!(text, "file-redirected: user-request (benign), coordinator-silent (not benign)");
         assert_eq!(in_words(RouteState::Direct, Reasons::default()), "direct");
+    }
+
+    #[test]
+    fn a_recovery_that_failed_names_the_commands() {
+        for (overdue, remedy) in
+            [(Overdue::Missing, "which node tries to coordinate it"), (Overdue::Silent, "end that node")]
+        {
+            let text = recovery_failed(overdue, "v1");
+            for words in ["`weir volume show v1`", "`weir volume confirm-fenced v1 NODE`", remedy] {
+                assert!(text.contains(words), "{words} in: {text}");
+            }
+        }
     }
 }
