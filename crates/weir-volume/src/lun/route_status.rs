@@ -37,6 +37,8 @@ pub enum Reason {
     UserRequest,
     /// A part of the disk has no blocks of its own yet: writes there are redirected until it has.
     UnallocatedExtent,
+    /// A part of the disk shares its blocks with a snapshot or a clone: a write there is redirected, and gets blocks of its own.
+    SharedExtent,
     /// This node does not reach the LUN.
     NoDiskConnectivity,
     /// The LUN refuses this node's writes: another node has fenced it.
@@ -53,9 +55,10 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Reason; 8] = [
+    pub const ALL: [Reason; 9] = [
         Reason::UserRequest,
         Reason::UnallocatedExtent,
+        Reason::SharedExtent,
         Reason::NoDiskConnectivity,
         Reason::Fenced,
         Reason::CoordinatorMoving,
@@ -70,6 +73,7 @@ impl Reason {
         match self {
             Reason::UserRequest => "user-request",
             Reason::UnallocatedExtent => "unallocated-extent",
+            Reason::SharedExtent => "shared-extent",
             Reason::NoDiskConnectivity => "no-disk-connectivity",
             Reason::Fenced => "fenced",
             Reason::CoordinatorMoving => "coordinator-moving",
@@ -82,7 +86,7 @@ impl Reason {
     /// It is as it should be: nobody has to do anything.
     #[must_use]
     pub const fn is_benign(self) -> bool {
-        matches!(self, Reason::UserRequest | Reason::UnallocatedExtent)
+        matches!(self, Reason::UserRequest | Reason::UnallocatedExtent | Reason::SharedExtent)
     }
 }
 
@@ -106,10 +110,11 @@ impl Reasons {
         if holds { Reasons(self.0 | 1 << reason as u8) } else { self }
     }
 
-    /// Without one.
+    /// Without those that come and go with single requests.
     #[must_use]
-    pub const fn without(self, reason: Reason) -> Reasons {
-        Reasons(self.0 & !(1 << reason as u8))
+    pub const fn lasting(self) -> Reasons {
+        let passing = 1 << Reason::UnallocatedExtent as u8 | 1 << Reason::SharedExtent as u8;
+        Reasons(self.0 & !passing)
     }
 
     /// The set as a number.
@@ -164,11 +169,11 @@ mod tests {
     fn a_set_has_what_was_put_in() {
         let set = Reasons::default().with(Reason::Fenced, true).with(Reason::UserRequest, false);
         assert_eq!(set.iter().collect::<Vec<_>>(), [Reason::Fenced]);
-        assert_eq!(set.without(Reason::UserRequest), set);
-        assert_eq!(set.without(Reason::Fenced), Reasons::default());
+        let passing = set.with(Reason::UnallocatedExtent, true).with(Reason::SharedExtent, true);
+        assert_eq!(passing.lasting(), set);
         let all = Reason::ALL.into_iter().fold(Reasons::default(), |set, reason| set.with(reason, true));
         assert_eq!(all.iter().count(), Reason::ALL.len());
         let benign: Vec<&str> = all.iter().filter(|one| one.is_benign()).map(Reason::name).collect();
-        assert_eq!(benign, ["user-request", "unallocated-extent"]);
+        assert_eq!(benign, ["user-request", "unallocated-extent", "shared-extent"]);
     }
 }

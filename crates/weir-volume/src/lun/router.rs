@@ -189,10 +189,21 @@ pub struct UnderWay {
     pub locks: Range,
     /// Parts without an answer.
     parts: usize,
+    /// Of a change through the coordinator's filesystem.
+    lacks: Lacks,
     /// A part has failed: the request is done again.
     failed: bool,
     /// Its client has been told that it failed. It may still be done by the former coordinator, so nothing that overlaps it begins (P4).
     given_up: bool,
+}
+
+/// Why changes go through the coordinator's filesystem: what the disk lacks there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lacks {
+    /// Blocks, as far as the owner knows; or it gives blocks back.
+    pub blocks: bool,
+    /// Blocks that no other file shares.
+    pub own_blocks: bool,
 }
 
 /// The router of one disk.
@@ -299,10 +310,25 @@ impl Router {
         self.through_filesystem
     }
 
-    /// A change goes through the coordinator's filesystem now, for lack of a lease.
+    /// What the changes lack that go through the coordinator's filesystem now.
     #[must_use]
-    pub fn redirects(&self) -> bool {
-        self.under_way.iter().any(|one| one.route == Route::File && one.request.kind.changes())
+    pub fn lacks(&self) -> Lacks {
+        self.under_way.iter().fold(Lacks::default(), |all, UnderWay { lacks, .. }| Lacks {
+            blocks: all.blocks || lacks.blocks,
+            own_blocks: all.own_blocks || lacks.own_blocks,
+        })
+    }
+
+    /// What a change lacks that has to go through the coordinator's filesystem.
+    fn lacks_of(&self, request: Request) -> Lacks {
+        if request.kind == Kind::Punch {
+            return Lacks { blocks: true, own_blocks: false };
+        }
+        self.leases.of(request.range).fold(Lacks::default(), |all, piece| match piece.lease {
+            Lease::Nothing | Lease::Hole => Lacks { blocks: true, ..all },
+            Lease::ReadOnly(_) => Lacks { own_blocks: true, ..all },
+            Lease::ReadWrite(_) => all,
+        })
     }
 
     /// The owner's leases.
@@ -546,14 +572,17 @@ impl Router {
 
     fn begin(&mut self, request: Request, route: Route, locks: Range, effects: &mut Vec<Effect>) {
         let id = request.id;
-        let mut parts = 0;
+        let (mut parts, mut lacks) = (0, Lacks::default());
         if request.kind == Kind::Flush {
             parts = 1;
             effects.push(Effect::Flush { id, route });
         } else if route == Route::File {
             let gives_up = if request.kind.changes() { locks } else { (locks.0, locks.0) };
-            if request.kind.changes() && !self.planted.has(Bug::KeepLease) {
-                self.leases.clear(gives_up);
+            if request.kind.changes() {
+                lacks = self.lacks_of(request);
+                if !self.planted.has(Bug::KeepLease) {
+                    self.leases.clear(gives_up);
+                }
             }
             effects.push(Effect::File { request, gives_up });
         } else {
@@ -575,6 +604,6 @@ impl Router {
         if parts == 0 && route != Route::File {
             return effects.push(Effect::Done(id));
         }
-        self.under_way.push(UnderWay { request, route, locks, parts, failed: false, given_up: false });
+        self.under_way.push(UnderWay { request, route, locks, parts, lacks, failed: false, given_up: false });
     }
 }

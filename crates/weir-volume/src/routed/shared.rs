@@ -39,6 +39,7 @@ impl Backing for RoutedBacking {
     fn route(&self) -> Option<RouteStatus> {
         let (path, coordinator) = (self.core.has_path(), self.core.has_coordinator());
         let by_wish = self.core.goes_through_filesystem();
+        let lacks = self.core.lacks();
         let state = match (path, coordinator) {
             (_, true) if by_wish => RouteState::FileRedirected,
             (true, _) => RouteState::Direct,
@@ -47,7 +48,8 @@ impl Backing for RoutedBacking {
         };
         let reasons = Reasons::default()
             .with(Reason::UserRequest, by_wish)
-            .with(Reason::UnallocatedExtent, self.core.redirects())
+            .with(Reason::UnallocatedExtent, lacks.blocks)
+            .with(Reason::SharedExtent, lacks.own_blocks)
             .with(Reason::NoDiskConnectivity, !path && !self.fenced)
             .with(Reason::Fenced, self.fenced)
             .with(Reason::CoordinatorMoving, !coordinator)

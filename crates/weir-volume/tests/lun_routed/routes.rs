@@ -5,6 +5,9 @@ use std::rc::Rc;
 
 use weir_block::RequestKind;
 use weir_volume::SharedDisk;
+use weir_volume::lun::leases::{Lease, Piece};
+use weir_volume::lun::router::{Event, Kind, Lacks, Request, Router};
+use weir_volume::planted::Planted;
 
 use crate::world::{BLOCK, EXT4, MIB, SEED, Way, World, XFS};
 
@@ -161,5 +164,44 @@ fn large_requests_end_whatever_memory_there_is() {
             world.drain();
             world.end();
         }
+    }
+}
+
+#[test]
+fn a_redirected_change_says_whether_it_lacks_blocks_or_blocks_of_its_own() {
+    const PIECE: u64 = 64 << 10;
+    let (shared, hole) = ((0, PIECE), (PIECE, 2 * PIECE));
+    let none = Lacks::default();
+    let (own_blocks, blocks) = (Lacks { own_blocks: true, ..none }, Lacks { blocks: true, ..none });
+    let both = Lacks { blocks: true, own_blocks: true };
+    let cases = [
+        (Kind::Write, shared, own_blocks),
+        (Kind::Write, hole, blocks),
+        (Kind::Write, (PIECE - 4096, PIECE + 4096), both),
+        (Kind::Punch, shared, blocks),
+        // On the LUN, where it is, and without I/O.
+        (Kind::Read, shared, none),
+        (Kind::Read, hole, none),
+    ];
+    for (kind, range, expected) in cases {
+        let mut router = Router::new(PIECE, Planted::default());
+        let mut effects = Vec::new();
+        let leases = vec![
+            Piece { start: shared.0, end: shared.1, lease: Lease::ReadOnly(1 << 20) },
+            Piece { start: hole.0, end: hole.1, lease: Lease::Hole },
+        ];
+        for event in [Event::Path(true), Event::CoordinatorFound, Event::Granted(leases)] {
+            router.step(event, &mut effects);
+        }
+        assert_eq!(router.lacks(), none);
+        router.step(Event::Submitted(Request { id: 7, kind, range }), &mut effects);
+        assert_eq!(router.lacks(), expected, "{kind:?} {range:?}");
+        let result = if expected == none {
+            Event::Answered { id: 7, ok: true }
+        } else {
+            Event::Redirected { id: 7, result: Ok(()), grants: Vec::new() }
+        };
+        router.step(result, &mut effects);
+        assert_eq!((router.lacks(), router.in_flight()), (none, 0), "{kind:?} {range:?}");
     }
 }

@@ -50,8 +50,7 @@ impl Disk {
         if self.measures_lun() {
             return None;
         }
-        // Changes with every other request.
-        let reasons = now.reasons.without(Reason::UnallocatedExtent);
+        let reasons = now.reasons.lasting();
         let before = self.route.replace((now.state, reasons));
         if before.is_none_or(|before| before == (now.state, reasons)) {
             return None;
