@@ -48,7 +48,7 @@ impl DiskCounters {
     /// Publishes the way of the disk's I/O.
     pub fn publish_route(&self, status: &RouteStatus) {
         let RouteStatus { state, reasons, counts } = status;
-        let word = 1 + *state as u32 | u32::from(reasons.bits()) << STATE_BITS;
+        let word = (1 + *state as u32) | (u32::from(reasons.bits()) << STATE_BITS);
         self.route.store(word, Ordering::Relaxed);
         let RouteCounts { direct, block, file, zeroes, splits } = *counts;
         for (counter, count) in [
