@@ -13,6 +13,7 @@ use common::lun::LunBench;
 use common::{DISK, alone, during, new_history, seed};
 use weir_block::Nanos;
 use weir_node::api::{ApiErrorKind, CreateDisk, CreateVolume, Delete, DiskView, Export};
+use weir_node::shard::messages::RouteView;
 
 /// The disk is on each node in turn, the coordinator among them.
 fn every_node_serves(format: &str, policy: &str) {
@@ -78,27 +79,70 @@ fn the_coordinators_host_crashes_under_load() {
     }
 }
 
+/// The state by which a node does direct I/O, or does not, is to be known within a second.
+const PATH_LOST: Duration = Duration::from_secs(1);
+
 #[test]
 fn an_owner_that_loses_its_path_goes_on_through_the_coordinator() {
+    for (format, policy) in [("xfs", "write-through"), ("ext4", "write-back+1")] {
+        let _turn = alone();
+        let seed = seed();
+        let pool = LunBench::up(3, format, policy, |_| {});
+        let (_, owner) = pool.apart();
+        let path = owner[1..].parse().unwrap();
+        let load = pool.bench.load(new_history(seed), seed);
+        let progress = load.progress();
+        let (mut load, ()) = during(load, Duration::from_secs(1), || {
+            pool.await_all_direct(&owner);
+            let before = pool.route(&owner).unwrap();
+            progress.take_longest_stall();
+            let began = Nanos::now();
+            pool.luns.break_path(path, true);
+            let is_redirected = |route: &RouteView| {
+                let mut reasons = route.reasons.iter();
+                route.state == "block-redirected" && reasons.any(|one| one.flag == "no-disk-connectivity")
+            };
+            pool.await_route(&owner, is_redirected);
+            let lost = Nanos::now() - began;
+            let acknowledged = progress.acknowledged();
+            std::thread::sleep(Duration::from_secs(1));
+            let after = pool.route(&owner).unwrap();
+            assert!(is_redirected(&after) && after.block > before.block + 100, "{before:?} {after:?}");
+            assert!(progress.acknowledged() > acknowledged + 100, "the load goes on");
+            pool.luns.break_path(path, false);
+            let repaired = pool.await_route(&owner, |route| route.state == "direct");
+            eprintln!(
+                "{format} {policy}: redirected after {lost:?}, direct {repaired:?} after the repair, longest stall {:?}",
+                progress.longest_stall()
+            );
+            assert!(lost < PATH_LOST, "{lost:?}{}", pool.bench.logs());
+            assert!(progress.longest_stall() < PATH_LOST, "{:?}", progress.longest_stall());
+            pool.await_all_direct(&owner);
+        });
+        assert!(pool.luns.fenced().is_empty(), "nobody is fenced for it");
+        pool.bench.judge(&mut load, seed);
+    }
+}
+
+/// It is let back by the fence command without a change of the owner.
+#[test]
+fn an_owner_whose_writes_the_lun_refuses_is_admitted_again() {
     let _turn = alone();
     let seed = seed();
     let pool = LunBench::up(3, "xfs", "write-through", |_| {});
-    let bench = &pool.bench;
-    let coordinator = pool.coordinator();
-    let owner = (1..=3).find(|node| format!("n{node}") != coordinator).unwrap();
-    let name = format!("n{owner}");
-    if bench.owner() != name {
-        bench.lab.any_client().unwrap().move_disk(DISK, &name).unwrap();
-    }
-    bench.wait_effective();
-    let (mut load, ()) = during(bench.load(new_history(seed), seed), Duration::from_secs(2), || {
-        std::thread::sleep(Duration::from_secs(1));
-        pool.luns.set_path(owner, false);
-        std::thread::sleep(Duration::from_secs(2));
-        pool.luns.set_path(owner, true);
+    let (_, owner) = pool.apart();
+    let path = owner[1..].parse().unwrap();
+    let load = pool.bench.load(new_history(seed), seed);
+    let (mut load, ()) = during(load, Duration::from_secs(1), || {
+        pool.await_all_direct(&owner);
+        let before = pool.route(&owner).unwrap();
+        pool.luns.set_path(path, false);
+        pool.await_route(&owner, |route| route.file + route.block > before.file + before.block);
+        let admitted = pool.await_route(&owner, |route| route.state == "direct");
+        eprintln!("direct again after {admitted:?}");
     });
-    eprintln!("longest stall {:?}", load.progress().longest_stall());
-    bench.judge(&mut load, seed);
+    assert_eq!(pool.bench.owner(), owner);
+    pool.bench.judge(&mut load, seed);
 }
 
 /// Waits until `weir volume show` and the metrics of its owner show the disk in this state, with this reason, or without any that lasts.

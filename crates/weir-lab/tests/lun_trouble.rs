@@ -43,17 +43,6 @@ fn told(pool: &LunBench, node: &str, kind: &str, words: &str) -> Option<()> {
     events.iter().any(|event| event.kind == kind && event.text.contains(words)).then_some(())
 }
 
-/// The load's disk is on a node that does not coordinate its volume, with all of its blocks. Returns the coordinator and the owner.
-fn apart(pool: &LunBench) -> (String, String) {
-    let coordinator = pool.coordinator();
-    let owner = ["n1", "n2", "n3"].into_iter().find(|node| *node != coordinator).unwrap();
-    if pool.bench.owner() != owner {
-        pool.bench.lab.any_client().unwrap().move_disk(DISK, owner).unwrap();
-    }
-    pool.bench.wait_effective();
-    (coordinator, owner.to_owned())
-}
-
 /// Verified load for a while.
 fn works(pool: &LunBench, history: History, seed: u64) -> History {
     let (mut load, ()) = during(pool.bench.load(history, seed), Duration::from_secs(1), || {});
@@ -90,7 +79,7 @@ fn an_idle_coordinator_without_a_path_gives_the_volume_back_to_one_that_has_one(
     let seed = seed();
     let pool = LunBench::up(3, "xfs", "write-through", |_| {});
     let history = works(&pool, new_history(seed), seed);
-    let (coordinator, _) = apart(&pool);
+    let (coordinator, _) = pool.apart();
     pool.luns.break_path(number(&coordinator), true);
     let since = Nanos::now();
     eventually(&pool, "another one's", || {
@@ -119,7 +108,7 @@ fn a_silent_coordinator(hang: Hang) {
         // Longer than it stands still.
         (config.lease_ttl, config.coordinator_wait) = (Duration::from_secs(60), WAIT);
     });
-    let (coordinator, owner) = apart(&pool);
+    let (coordinator, owner) = pool.apart();
     let client = pool.bench.lab.client(&owner).unwrap();
     let wanted = CreateDisk { size: 64 << 20, ..disk("fresh") };
     client.create_disk(&wanted).unwrap();
@@ -342,7 +331,7 @@ fn a_defragmenter_finds_no_filesystem_and_a_mount_by_hand_is_reported() {
         let _turn = alone();
         let seed = seed();
         let pool = LunBench::up(3, format, "write-through", |_| {});
-        let (coordinator, owner) = apart(&pool);
+        let (coordinator, owner) = pool.apart();
         let (mut load, ()) = during(pool.bench.load(new_history(seed), seed), Duration::from_secs(1), || {
             for node in [&coordinator, &owner] {
                 let output = Command::new(defragmenter).arg(pool.luns.path(number(node))).output().unwrap();
@@ -397,7 +386,7 @@ fn a_path_that_comes_after_a_disk_is_used() {
     let seed = seed();
     let mut pool = LunBench::up(3, "xfs", "write-through", |_| {});
     let history = works(&pool, new_history(seed), seed);
-    let (coordinator, owner) = apart(&pool);
+    let (coordinator, owner) = pool.apart();
     let node = ["n1", "n2", "n3"].into_iter().find(|node| *node != coordinator && *node != owner).unwrap();
     let directory = tempfile::tempdir().unwrap();
     let link = directory.path().join("lun");

@@ -15,6 +15,7 @@ use weir_lab::volatile_disk::LoopDevice;
 use weir_lab::{Lab, LabConfig};
 use weir_nbd::client::{NbdClient, NbdError};
 use weir_node::api::{CreateVolume, LunView, Medium};
+use weir_node::shard::messages::RouteView;
 
 use super::throttle::Throttle;
 use super::{Bench, SOON, program};
@@ -28,9 +29,9 @@ static NOLOGFLUSH: u32 = 2;
 /// `LOOP_SET_STATUS64` and `LOOP_GET_STATUS64` (Linux, `include/uapi/linux/loop.h`).
 const LOOP_SET_STATUS: libc::Ioctl = 0x4C04;
 const LOOP_GET_STATUS: libc::Ioctl = 0x4C05;
-/// `struct loop_info64`, in words of eight bytes: its size, and the place of the first byte of the file.
+/// `struct loop_info64`, in words of eight bytes: its size, and the place of the limit to the device's size.
 const LOOP_INFO: usize = 29;
-const LOOP_OFFSET: usize = 3;
+const LOOP_SIZE_LIMIT: usize = 4;
 /// Bytes that a node may write in a second while its writes are held up: a few at a time get through.
 const HELD_UP: u64 = 64 << 10;
 
@@ -133,13 +134,14 @@ impl Luns {
         held.throttle.is_some().then_some(held)
     }
 
-    /// A node's path leads nowhere: it fails what it is asked for, or does not any more.
+    /// A node's path leads nowhere: it fails what it is asked for, or does not any more. What is on its way lands where it belongs: the
+    /// kernel finds the place in the file as before, which it would not if the file began somewhere else.
     pub fn break_path(&self, node: usize, is_broken: bool) {
         let device = OpenOptions::new().read(true).write(true).open(self.path(node)).unwrap();
         let mut info = [0u64; LOOP_INFO];
         // SAFETY: the kernel writes a structure of this size.
         assert_eq!(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS, info.as_mut_ptr()) }, 0);
-        info[LOOP_OFFSET] = if is_broken { LUN } else { 0 };
+        info[LOOP_SIZE_LIMIT] = if is_broken { 512 } else { 0 };
         // SAFETY: the kernel reads a structure of this size.
         let answer = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_STATUS, info.as_ptr()) };
         assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
@@ -326,6 +328,54 @@ impl LunBench {
             }
             assert!(Nanos::now() < deadline, "nobody coordinates the volume{}", self.bench.logs());
             thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    /// The load's disk is on a node that does not coordinate its volume, with all of its blocks. Returns the coordinator and the owner.
+    pub fn apart(&self) -> (String, String) {
+        let coordinator = self.coordinator();
+        let owner = ["n1", "n2", "n3"].into_iter().find(|node| *node != coordinator).unwrap();
+        if self.bench.owner() != owner {
+            self.bench.lab.any_client().unwrap().move_disk(super::DISK, owner).unwrap();
+        }
+        self.bench.wait_effective();
+        (coordinator, owner.to_owned())
+    }
+
+    /// By which way the I/O of the load's disk goes, as its owner shows it.
+    pub fn route(&self, owner: &str) -> Option<RouteView> {
+        let client = self.bench.lab.client(owner).unwrap().patience(Duration::from_secs(2));
+        client.disk(super::DISK).ok()?.detail?.route
+    }
+
+    /// Waits until the owner shows the way in a certain way. Returns the wait.
+    pub fn await_route(&self, owner: &str, is_so: impl Fn(&RouteView) -> bool) -> Duration {
+        let began = Nanos::now();
+        loop {
+            let route = self.route(owner);
+            if route.as_ref().is_some_and(&is_so) {
+                return Nanos::now() - began;
+            }
+            assert!(Nanos::now() < began + SOON, "{route:?}{}", self.bench.logs());
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// The disk has all blocks that its load writes to, and all of its I/O is direct.
+    pub fn await_all_direct(&self, owner: &str) {
+        let began = Nanos::now();
+        loop {
+            let before = self.route(owner);
+            thread::sleep(Duration::from_millis(300));
+            let after = self.route(owner);
+            if let (Some(before), Some(after)) = (&before, &after)
+                && (before.file, before.block) == (after.file, after.block)
+                && after.direct > before.direct
+                && after.state == "direct"
+            {
+                return;
+            }
+            assert!(Nanos::now() < began + SOON, "{before:?} {after:?}{}", self.bench.logs());
         }
     }
 
