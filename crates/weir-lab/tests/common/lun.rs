@@ -5,6 +5,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -13,12 +15,13 @@ use weir_block::Nanos;
 use weir_lab::process::ProcessState;
 use weir_lab::volatile_disk::LoopDevice;
 use weir_lab::{Lab, LabConfig};
-use weir_nbd::client::{NbdClient, NbdError};
-use weir_node::api::{CreateVolume, LunView, Medium};
+use weir_nbd::Uri;
+use weir_nbd::client::{CommandFlags, NbdClient, NbdError};
+use weir_node::api::{CreateDisk, CreateVolume, Export, LunView, Medium};
 use weir_node::shard::messages::RouteView;
 
 use super::throttle::Throttle;
-use super::{Bench, SOON, program};
+use super::{BLOCK, Bench, SOON, program};
 
 /// Bytes of the LUN.
 const LUN: u64 = 640 << 20;
@@ -221,6 +224,76 @@ pub fn take_all_space(bench: &Bench, disk: &str) -> JoinHandle<NbdError> {
     })
 }
 
+/// Pause between two changes of a redirected load: each is some transactions in the filesystem's journal, which the replay after a crash does
+/// one after the other.
+const REDIRECTED_PAUSE: Duration = Duration::from_millis(50);
+
+/// A load of which the coordinator has to do every change: it frees the blocks of a disk, and writes them anew. One request at a time.
+pub struct RedirectedLoad {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<(u64, Duration)>,
+}
+
+impl RedirectedLoad {
+    /// The name of its disk.
+    pub const DISK: &str = "redirected";
+
+    /// On a new disk, which this node owns.
+    pub fn begin(bench: &Bench, owner: &str) -> RedirectedLoad {
+        let wanted = CreateDisk {
+            name: Self::DISK.into(),
+            volume: "pool".into(),
+            size: 1 << 20,
+            logical_block: BLOCK,
+            policy: "write-through".into(),
+            medium: Medium::Ram,
+            limit: None,
+        };
+        let client = bench.lab.any_client().unwrap();
+        client.create_disk(&wanted).unwrap();
+        let export = Export { on: Some(owner.to_owned()), ..Export::default() };
+        let uri: Uri = client.export(Self::DISK, &export).unwrap().uris[0].parse().unwrap();
+        let stop = Arc::new(AtomicBool::new(false));
+        let ends = Arc::clone(&stop);
+        let thread = thread::spawn(move || RedirectedLoad::run(&uri, wanted.size, &ends));
+        RedirectedLoad { stop, thread }
+    }
+
+    /// Fails with the first request that fails, or that reads something else than what was written last.
+    fn run(uri: &Uri, size: u64, ends: &AtomicBool) -> (u64, Duration) {
+        let mut nbd = NbdClient::connect(uri).unwrap();
+        let blocks = size / u64::from(BLOCK);
+        let mut kept = vec![0; blocks as usize];
+        let (mut changes, mut longest) = (0, Duration::ZERO);
+        let mut timed = |done: &mut dyn FnMut()| {
+            let began = Nanos::now();
+            done();
+            longest = longest.max(Nanos::now() - began);
+        };
+        while !ends.load(Ordering::Relaxed) {
+            let (block, byte) = (changes % blocks, (changes % 251) as u8 + 1);
+            let at = block * u64::from(BLOCK);
+            timed(&mut || nbd.trim(at, u64::from(BLOCK), CommandFlags::NONE).unwrap());
+            timed(&mut || nbd.write(at, &[byte; BLOCK as usize], true).unwrap());
+            kept[block as usize] = byte;
+            changes += 1;
+            thread::sleep(REDIRECTED_PAUSE);
+        }
+        for (block, byte) in (0..).zip(&kept) {
+            let mut data = vec![0; BLOCK as usize];
+            nbd.read(block * u64::from(BLOCK), &mut data).unwrap();
+            assert!(data.iter().all(|one| one == byte), "block {block} is not what was acknowledged");
+        }
+        (changes, longest)
+    }
+
+    /// Ends it. Returns the number of its changes, and how long the slowest request has taken.
+    pub fn end(self) -> (u64, Duration) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().expect("no redirected request has failed, and nothing was lost")
+    }
+}
+
 pub fn run(command: &mut Command) {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
@@ -231,6 +304,8 @@ pub struct LunBench {
     // The lab ends before its devices, and before its files.
     pub bench: Bench,
     pub luns: Luns,
+    /// Of its filesystem.
+    format: String,
     /// Of the lab.
     _files: TempDir,
 }
@@ -298,7 +373,7 @@ impl LunBench {
         wanted.identity = plan.identity;
         client.create_volume(&wanted).unwrap();
         let bench = Bench { lab, directory, medium: Medium::Ram, etcd: None };
-        let bench = LunBench { bench, luns, _files: files };
+        let bench = LunBench { bench, luns, format: format.to_owned(), _files: files };
         bench.coordinator();
         bench.bench.create(super::DISK, policy);
         bench.bench.wait_effective();
@@ -393,6 +468,24 @@ impl LunBench {
             // SAFETY: the kernel reads a number that outlives the call.
             unsafe { libc::ioctl(file.as_raw_fd(), GOINGDOWN, &raw const NOLOGFLUSH) == 0 }
         })
+    }
+
+    /// Ends the lab, and checks the filesystem as another host finds it: clean, once its journal has been replayed.
+    pub fn ends_clean(self) {
+        let LunBench { bench, luns, format, _files } = self;
+        let Bench { lab, directory, etcd, .. } = bench;
+        lab.down().unwrap();
+        let device = luns.another_path();
+        let mounted = directory.path().join("mounted");
+        std::fs::create_dir(&mounted).unwrap();
+        run(Command::new("mount").arg(device.path()).arg(&mounted));
+        run(Command::new("umount").arg(&mounted));
+        match format.as_str() {
+            "ext4" => run(Command::new("e2fsck").arg("-fn").arg(device.path())),
+            _ => run(Command::new("xfs_repair").arg("-n").arg(device.path())),
+        }
+        // The devices before their image.
+        drop((device, luns, etcd, directory));
     }
 
     /// As when its host crashes: its filesystem, if it has that mounted, writes nothing more, and then it is killed. Returns whether it had.

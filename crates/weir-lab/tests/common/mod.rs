@@ -231,8 +231,14 @@ impl Bench {
 
     /// A load on the whole disk.
     pub fn load(&self, history: History, seed: u64) -> VerifyingLoad {
+        self.load_at(None, history, seed)
+    }
+
+    /// As [`Bench::load`], of at most so many requests a second.
+    pub fn load_at(&self, rate: Option<u64>, history: History, seed: u64) -> VerifyingLoad {
         let settings = Settings {
             depth: 32,
+            rate,
             seed,
             reconnect_for: SOON,
             timeout: Duration::from_secs(3),
