@@ -9,6 +9,7 @@ use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::Duration;
 
+use common::etcd::Members;
 use common::lun::{LunBench, RedirectedLoad};
 use common::{DISK, alone, during, new_history, seed};
 use weir_block::Nanos;
@@ -90,6 +91,39 @@ fn the_coordinators_host_crashes_under_load() {
         assert!(stalled < DIRECT_STALL && 2 * stalled < longest, "direct I/O stalled for {stalled:?}");
         pool.ends_clean();
     }
+}
+
+/// Fences, claims and moves are changes of a registry that is not the lab's own.
+#[test]
+fn on_etcd_a_coordinators_host_crashes_and_a_disk_moves() {
+    let _turn = alone();
+    let seed = seed();
+    let etcd = Members::up();
+    let mut pool = LunBench::up(3, "xfs", "write-back+1", |config| config.etcd = Some(etcd.lab()));
+    pool.bench.etcd = Some(etcd);
+    let (coordinator, owner) = pool.apart();
+    let load = pool.bench.load(new_history(seed), seed);
+    let (mut load, next) = during(load, Duration::from_secs(1), || {
+        std::thread::sleep(Duration::from_millis(500));
+        let since = Nanos::now();
+        assert!(pool.crash(&coordinator), "it has the filesystem mounted");
+        let next = pool.coordinator();
+        eprintln!("from {coordinator} to {next} within {:?}", Nanos::now() - since);
+        pool.bench.lab.start(&coordinator).unwrap();
+        let client = pool.bench.lab.client(&next).unwrap().patience(common::SOON);
+        let others = ["n1", "n2", "n3"].into_iter().filter(|node| *node != owner);
+        for to in others.chain([owner.as_str()]) {
+            eventually(&pool, "moved", || client.move_disk(DISK, to).is_ok());
+            pool.bench.wait_effective();
+            assert_eq!(pool.bench.owner(), to);
+        }
+        next
+    });
+    eprintln!("longest stall {:?}", load.progress().longest_stall());
+    assert_ne!(next, coordinator);
+    assert_eq!(pool.luns.fenced(), [coordinator]);
+    pool.bench.judge(&mut load, seed);
+    pool.ends_clean();
 }
 
 /// The state by which a node does direct I/O, or does not, is to be known within a second.
