@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use common::lun::{LunBench, run};
+use common::lun::{LunBench, RedirectedLoad, run};
 use common::throttle::Throttle;
 use common::{DISK, SOON, alone, during, new_history, program, seed};
 use weir_block::Nanos;
@@ -18,7 +18,8 @@ use weir_lab::{Lab, LabConfig};
 use weir_load::verify::{Atomicity, History};
 use weir_load::verifying::{Settings, VerifyingLoad};
 use weir_node::api::{
-    ApiError, ApiErrorKind, CloneDisk, CreateDisk, CreateVolume, Delete, Export, Medium, VolumeView,
+    ApiError, ApiErrorKind, CloneDisk, ConfirmFenced, CreateDisk, CreateVolume, Delete, Export, Medium,
+    VolumeView,
 };
 
 fn number(node: &str) -> usize {
@@ -90,6 +91,68 @@ fn an_idle_coordinator_without_a_path_gives_the_volume_back_to_one_that_has_one(
     let history = works(&pool, history, seed);
     pool.luns.break_path(number(&coordinator), false);
     works(&pool, history, seed);
+}
+
+/// No fence command reaches its host; the operator has switched that off.
+#[test]
+fn a_volume_whose_coordinator_nobody_can_fence_is_served_on_the_operators_word() {
+    let _turn = alone();
+    let seed = seed();
+    let mut pool = LunBench::up(3, "ext4", "write-through", |_| {});
+    let (coordinator, owner) = pool.apart();
+    let client = pool.bench.lab.client(&owner).unwrap().patience(SOON);
+    let confirm = |node: &str, dry_run| {
+        client.confirm_fenced("pool", &ConfirmFenced { node: node.to_owned(), dry_run })
+    };
+    let refused = |node: &str, words: &str| {
+        let refused = confirm(node, false).unwrap_err();
+        assert!(refused.kind == ApiErrorKind::Refused && refused.message.contains(words), "{refused}");
+    };
+    pool.luns.break_fences(true);
+    let load = pool.bench.load(new_history(seed), seed);
+    let progress = load.progress();
+    let (mut load, next) = during(load, Duration::from_secs(1), || {
+        pool.await_all_direct(&owner);
+        refused(&coordinator, "is up");
+        let epoch = pool.lun(&owner).epoch;
+        assert!(pool.crash(&coordinator));
+        let nobody_serves = || {
+            let phases = ["n1", "n2", "n3"].into_iter().filter(|node| *node != coordinator);
+            assert!(phases.map(|node| pool.lun(node).phase).all(|phase| phase != "serving"));
+        };
+        // Each attempt is another epoch, and ends at the fence.
+        eventually(&pool, "tried again", || {
+            nobody_serves();
+            let lun = pool.lun(&owner);
+            (lun.epoch > epoch + 1 && lun.trouble.contains("no answer")).then_some(())
+        });
+        // It is up, and may count as having the filesystem mounted, too, while it tries.
+        refused(&owner, &owner);
+        let would = eventually(&pool, "down", || confirm(&coordinator, true).ok());
+        assert!(!would.done && !would.processes.is_empty(), "{would:?}");
+        nobody_serves();
+        let since = Nanos::now();
+        let done = confirm(&coordinator, false).unwrap();
+        assert!(done.done && done.processes == would.processes, "{done:?}");
+        let next = pool.coordinator();
+        eprintln!("{next} serves {:?} after the operator's word", Nanos::now() - since);
+        eventually(&pool, "told", || told(&pool, &owner, "fence-confirmed", &coordinator));
+        let before = progress.acknowledged();
+        eventually(&pool, "going on", || (progress.acknowledged() > before + 100).then_some(()));
+        next
+    });
+    assert_ne!(next, coordinator);
+    assert!(pool.luns.fenced().is_empty(), "{:?}", pool.luns.fenced());
+    eprintln!("longest stall {:?}", progress.longest_stall());
+    pool.bench.judge(&mut load, seed);
+    // What only the coordinator can do is done again, too.
+    let (changes, _) = {
+        let load = RedirectedLoad::begin(&pool.bench, &owner);
+        std::thread::sleep(Duration::from_millis(300));
+        load.end()
+    };
+    assert!(changes > 0);
+    pool.ends_clean();
 }
 
 /// What keeps a coordinator from answering, although its connections and its session stand.
