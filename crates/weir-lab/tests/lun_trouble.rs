@@ -442,6 +442,40 @@ fn a_lun_that_is_mounted_by_another_path_is_refused() {
     assert!(refused.message.contains("is not among lun.devices"), "{refused}");
 }
 
+/// Nothing says which of its paths is to be used.
+#[test]
+fn a_lun_at_two_paths_of_its_host_is_refused() {
+    let _turn = alone();
+    let second = SecondLun::new();
+    let paths = second.devices.each_ref().map(|device| device.path().to_owned());
+    let files = tempfile::tempdir().unwrap();
+    let mut config = LabConfig::new(files.path().join("lab"), program());
+    (config.nodes, config.luns) = (1, vec![paths[0].clone()]);
+    let mut lab = Lab::up(&config).unwrap();
+    let mut list = |devices: &[PathBuf]| {
+        set_devices(&lab, "n1", devices);
+        lab.kill("n1").unwrap();
+        lab.start("n1").unwrap();
+        lab.client("n1").unwrap().patience(Duration::from_secs(60))
+    };
+    let client = list(&paths);
+    for (path, format) in paths.iter().zip([Some("xfs".to_owned()), None]) {
+        let wanted = CreateVolume { format, ..volume("pool", path) };
+        for refused in [client.plan_volume(&wanted).map(drop), client.create_volume(&wanted).map(drop)] {
+            let refused = refused.unwrap_err();
+            assert_eq!(refused.kind, ApiErrorKind::Refused, "{refused}");
+            let both = paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ");
+            let words = format!("is at more than one path ({both}): set lun.devices to the one");
+            assert!(refused.message.contains(&words), "{refused}");
+        }
+    }
+    assert!(client.volumes().unwrap().is_empty());
+    // As it says.
+    let plan = list(&paths[..1]).plan_volume(&volume("pool", &paths[0])).unwrap();
+    assert!(plan.identity.is_some(), "{plan:?}");
+    lab.down().unwrap();
+}
+
 /// A node that starts before its path is there does direct I/O when it is, also of disks that are open already.
 #[test]
 fn a_path_that_comes_after_a_disk_is_used() {
