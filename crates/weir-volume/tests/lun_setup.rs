@@ -31,7 +31,7 @@ fn wish(lun: &Lun, destroy: bool) -> Wish {
 fn format(lun: &Lun, destroy: bool) -> Result<(), SetupError> {
     let wish = wish(lun, destroy);
     let plan = lun.plan(&wish).unwrap();
-    lun.set_up(&plan, &wish, VolumeId([7; 16]), "v").map(drop)
+    lun.set_up(&plan, &wish, VolumeId([7; 16]), "v", &|| true).map(drop)
 }
 
 /// Data that begins behind the place of every signature that Weir itself knows: it is in the preview, and only a further word destroys it.
@@ -63,6 +63,24 @@ fn data_anywhere_on_a_lun_is_named_and_not_destroyed_without_a_word() {
     assert_eq!(after.survey.recognised.len(), 1, "{after:?}");
     // And what is there now is not destroyed without a word, either.
     assert!(matches!(format(&after, false), Err(SetupError::HasData { .. })));
+}
+
+/// Another node has made it a volume between the look at it and the first write.
+#[test]
+fn what_has_been_written_since_the_lun_was_examined_is_not_destroyed() {
+    let Some(device) = LoopDevice::new(SIZE) else { return };
+    let blank = Lun::examine(&device.device).unwrap();
+    format(&blank, false).unwrap();
+    let made = Lun::examine(&device.device).unwrap();
+    let refused = format(&blank, true).unwrap_err();
+    assert!(matches!(&refused, SetupError::Changed { now, .. } if now.contains("xfs")), "{refused}");
+    assert_eq!(Lun::examine(&device.device).unwrap(), made, "the filesystem is as it was");
+    // Nor is anything written by a process that is not the only one any more.
+    let wish = wish(&made, true);
+    let plan = made.plan(&wish).unwrap();
+    let ended = made.set_up(&plan, &wish, VolumeId([8; 16]), "v", &|| false).unwrap_err();
+    assert!(matches!(ended, SetupError::Ended(_)), "{ended}");
+    assert_eq!(Lun::examine(&device.device).unwrap(), made);
 }
 
 #[test]

@@ -10,6 +10,8 @@ pub const SESSIONS: &str = "sessions/";
 pub const VOLUMES: &str = "volumes/";
 /// One key for each volume's identity, with the volume's name: no two volumes have the same. See [`volume_id`].
 pub const VOLUME_IDS: &str = "volume-ids/";
+/// The [`super::SetupRecord`]s of LUNs that are being made volumes. See [`lun_setup`].
+pub const LUN_SETUPS: &str = "lun-setup/";
 /// All [`super::CoordinatorRecord`]s. See [`coordinator`].
 pub const COORDINATORS: &str = "coordinators/";
 /// All [`super::DiskRecord`]s.
@@ -88,6 +90,13 @@ pub fn volume(name: &str) -> String {
 #[must_use]
 pub fn volume_id(id: u64) -> String {
     format!("{VOLUME_IDS}{id:016x}")
+}
+
+/// `lun-setup/<identity>`, under the lease of the process that makes a volume of this LUN: no other process begins to. The volume's
+/// record replaces it.
+#[must_use]
+pub fn lun_setup(identity: &str) -> String {
+    format!("{LUN_SETUPS}{identity}")
 }
 
 /// `coordinators/<identity>`: of a volume, whatever its name.

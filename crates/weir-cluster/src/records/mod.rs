@@ -8,6 +8,7 @@ mod medium;
 mod migration;
 mod node;
 mod node_states;
+mod setup;
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,7 @@ pub use node::{
     ReleasedRecord, Step, StoppedHow, StoppedRecord, UnfinishedRecord, VolumeKind, VolumeRecord,
 };
 pub use node_states::{Drain, Isolation, MAX_ISOLATIONS, NodeStateRecord, NodeStatesRecord, Quarantine};
+pub use setup::SetupRecord;
 
 /// The version that this build writes, and the newest that it reads.
 pub const VERSION: u64 = 1;

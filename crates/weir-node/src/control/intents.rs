@@ -1,4 +1,5 @@
-//! Disks that are being created or deleted, by this process or by others, as far as it knows ([`super::provisioning`]).
+//! Disks that are being created or deleted, by this process or by others, as far as it knows ([`super::provisioning`]); volumes that this
+//! process is making.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,6 +16,8 @@ pub struct Intents {
     deletions: Mutex<BTreeSet<String>>,
     /// Disks whose owner has asked whether this node can open them, and waits for the answer.
     checks: Mutex<BTreeSet<String>>,
+    /// Keys of the setups of volumes that are under way here.
+    setups: Mutex<BTreeSet<String>>,
     /// Since when others have been seen to be gone.
     gone: Mutex<Gone>,
 }
@@ -33,6 +36,11 @@ impl Intents {
     /// Begins to answer the owner of a disk. `None` if an earlier question of its is being answered.
     pub(super) fn begin_check(&self, disk: &str) -> Option<UnderWay<'_>> {
         UnderWay::begin(&self.checks, disk)
+    }
+
+    /// Begins to make a volume, by the key that says so in the registry. `None` if one is being made of the same storage.
+    pub(crate) fn begin_setup(&self, key: &str) -> Option<UnderWay<'_>> {
+        UnderWay::begin(&self.setups, key)
     }
 
     /// Whether a deletion is under way here: nothing opens the disk.
@@ -60,8 +68,8 @@ impl Intents {
 pub(crate) struct UnderWay<'a>(&'a Mutex<BTreeSet<String>>, String);
 
 impl<'a> UnderWay<'a> {
-    fn begin(disks: &'a Mutex<BTreeSet<String>>, disk: &str) -> Option<UnderWay<'a>> {
-        lock(disks).insert(disk.to_owned()).then(|| UnderWay(disks, disk.to_owned()))
+    fn begin(all: &'a Mutex<BTreeSet<String>>, one: &str) -> Option<UnderWay<'a>> {
+        lock(all).insert(one.to_owned()).then(|| UnderWay(all, one.to_owned()))
     }
 }
 

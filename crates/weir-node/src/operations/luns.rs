@@ -10,10 +10,11 @@ use weir_volume::lun::fencing::Tier;
 use weir_volume::lun::filesystem::by_hand::mounts_of;
 use weir_volume::lun::filesystem::{Content, FilesystemError, Kind, content};
 use weir_volume::lun::heartbeat::VolumeId;
-use weir_volume::lun::identity::identity_at;
+use weir_volume::lun::identity::{device_of, identity_at};
 use weir_volume::lun::setup::{Lun, Plan, Ready, SetupError, Wish};
 
 use super::coordination::Coordination;
+use super::setups::{self, Setup};
 use super::volumes::{check_dir, exists, just_changed, noun};
 use super::{Answer, Operations, check_named};
 use crate::api::{
@@ -21,6 +22,7 @@ use crate::api::{
     VolumeView,
 };
 use crate::control::node::{blocking as blocking_dir, random, unavailable};
+use crate::control::provisioning::to_its_end;
 use crate::coordination::find::paths_of;
 
 impl Operations {
@@ -46,6 +48,7 @@ impl Operations {
         let (path, wish) = (wanted.path, wish(wanted.format.as_deref(), wanted.identity, wanted.destroy)?);
         let known = self.known_luns(&self.volume_records().await?);
         let devices = self.node.config.lun.devices.clone();
+        setups::other(&self.node, &setup_key(&path).await?, &wanted.name).await?;
         let planned = blocking(move || {
             check_paths(&path, &known, &devices)?;
             let lun = Lun::examine(&path)?;
@@ -59,37 +62,57 @@ impl Operations {
     }
 
     pub(super) async fn create_lun(&self, wanted: CreateVolume) -> Answer<VolumeView> {
-        let CreateVolume { name, path, format, identity, destroy, .. } = wanted;
-        let wish = wish(format.as_deref(), identity, destroy)?;
+        let this = self.clone();
+        // Also if its waiter goes away: nobody else may begin before the program that formats has ended.
+        let (record, view) = to_its_end(async move { this.make_lun(wanted).await }).await?;
+        self.await_served(&record.name).await;
+        let known = self.coordinations().await.remove(&record.name);
+        Ok(VolumeView { lun: self.lun_view(&record, known), ..view })
+    }
+
+    async fn make_lun(&self, wanted: CreateVolume) -> Answer<(VolumeRecord, VolumeView)> {
+        let wish = wish(wanted.format.as_deref(), wanted.identity, wanted.destroy)?;
+        let CreateVolume { name, path, .. } = wanted;
+        if self.volume_records().await?.iter().any(|other| other.name == name) {
+            return Err(exists(&name));
+        }
+        let key = setup_key(&path).await?;
+        let setup = Setup::begin(&self.node, &name, key).await?;
+        let made = self.make_held_lun(name, path, wish, &setup).await;
+        if made.is_err() {
+            setup.end().await;
+        }
+        made
+    }
+
+    /// Makes the volume, while no other process can.
+    async fn make_held_lun(
+        &self,
+        name: String,
+        path: PathBuf,
+        wish: Wish,
+        setup: &Setup<'_>,
+    ) -> Answer<(VolumeRecord, VolumeView)> {
+        // Whatever was made of the LUN before the setup began is among them.
         let known = self.volume_records().await?;
         if known.iter().any(|other| other.name == name) {
             return Err(exists(&name));
         }
         let (known, devices) = (self.known_luns(&known), self.node.config.lun.devices.clone());
-        let mark = mark();
+        let (mark, may_write) = (mark(), setup.may_write());
         let (device, label) = (path.clone(), name.clone());
         let made = blocking(move || {
             check_paths(&device, &known, &devices)?;
-            set_up(&device, &wish, mark, &label)
+            let lun = Lun::examine(&device)?;
+            let plan: Plan = lun.plan(&wish)?;
+            let ready = lun.set_up(&plan, &wish, mark, &label, &may_write)?;
+            Ok((lun.identity, ready))
         });
         let (identity, ready) = made.await?;
-        let uuid: String = ready.superblock.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
-        let lun = LunRecord {
-            identity,
-            filesystem: ready.superblock.kind.to_string(),
-            uuid,
-            mark: mark.to_string(),
-            heartbeat: ready.area,
-            redirected: false,
-        };
-        // The filesystem's identity, so that no two volumes have one filesystem.
-        let id = u64::from_be_bytes(ready.superblock.uuid[..8].try_into().expect("eight bytes"));
-        let record = VolumeRecord { name, kind: VolumeKind::Lun, path, id, lun: Some(lun), nbd: None };
+        let record = record_of(name, path, identity, mark, &ready);
         record.check().map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
-        let view = self.register(record.clone()).await?;
-        self.await_served(&record.name).await;
-        let known = self.coordinations().await.remove(&record.name);
-        Ok(VolumeView { lun: self.lun_view(&record, known), ..view })
+        let view = self.register(record.clone(), Some(setup)).await?;
+        Ok((record, view))
     }
 
     fn known_luns(&self, volumes: &[VolumeRecord]) -> Vec<KnownLun> {
@@ -269,11 +292,29 @@ fn check_paths(path: &Path, known: &[KnownLun], devices: &[PathBuf]) -> Result<(
     }
 }
 
-fn set_up(path: &Path, wish: &Wish, mark: VolumeId, label: &str) -> Result<(String, Ready), SetupError> {
-    let lun = Lun::examine(path)?;
-    let plan: Plan = lun.plan(wish)?;
-    let ready = lun.set_up(&plan, wish, mark, label)?;
-    Ok((lun.identity, ready))
+fn record_of(name: String, path: PathBuf, identity: String, mark: VolumeId, ready: &Ready) -> VolumeRecord {
+    let uuid: String = ready.superblock.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
+    let lun = LunRecord {
+        identity,
+        filesystem: ready.superblock.kind.to_string(),
+        uuid,
+        mark: mark.to_string(),
+        heartbeat: ready.area,
+        redirected: false,
+    };
+    // The filesystem's identity, so that no two volumes have one filesystem.
+    let id = u64::from_be_bytes(ready.superblock.uuid[..8].try_into().expect("eight bytes"));
+    VolumeRecord { name, kind: VolumeKind::Lun, path, id, lun: Some(lun), nbd: None }
+}
+
+/// The key under which the LUN at a path is made a volume. Hosts that see it through other paths, or a part of it, use the same.
+async fn setup_key(path: &Path) -> Answer<String> {
+    let path = path.to_path_buf();
+    let identity = blocking(move || match identity_at(&path) {
+        Some(identity) => Ok(identity),
+        None => Ok(Lun::examine(&path)?.identity),
+    });
+    Ok(keys::lun_setup(&device_of(&identity.await?)))
 }
 
 /// Runs something that may block on the LUN; a format may take minutes.
@@ -290,7 +331,9 @@ async fn blocking<T: Send + 'static>(
             | SetupError::NotListed(_)
             | SetupError::NoFilesystem { .. }
             | SetupError::HasData { .. }
-            | SetupError::Ambiguous { .. } => ApiErrorKind::Refused,
+            | SetupError::Ambiguous { .. }
+            | SetupError::Changed { .. } => ApiErrorKind::Refused,
+            SetupError::Ended(_) => ApiErrorKind::Unavailable,
             SetupError::Filesystem(error) if error.is_absent() => ApiErrorKind::NotFound,
             SetupError::Filesystem(error) if error.is_busy() => {
                 let hint = "something on this host has it mounted, or open exclusively: `lsblk`, `fuser`";
@@ -304,4 +347,79 @@ async fn blocking<T: Send + 'static>(
         };
         ApiError::new(kind, error.to_string())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::control::disk::tests::node_in;
+    use crate::control::faulty_registry::FaultyRegistry;
+
+    /// A LUN of zeroes, for as long as the value lives.
+    struct LoopDevice(PathBuf);
+
+    impl LoopDevice {
+        /// `None`, with a message in the test's output, where loop devices are not available.
+        fn new(image: &Path) -> Option<LoopDevice> {
+            File::create(image).unwrap().set_len(320 << 20).unwrap();
+            let made = Command::new("losetup").args(["-f", "--show"]).arg(image).output();
+            match made {
+                Ok(made) if made.status.success() => {
+                    Some(LoopDevice(String::from_utf8(made.stdout).unwrap().trim().into()))
+                }
+                other => {
+                    eprintln!("skipped: no loop device here ({other:?})");
+                    None
+                }
+            }
+        }
+    }
+
+    impl Drop for LoopDevice {
+        fn drop(&mut self) {
+            let _ = Command::new("losetup").arg("-d").arg(&self.0).status();
+        }
+    }
+
+    /// Each looked at the LUN while it was blank, and would format it.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn of_two_nodes_that_format_one_lun_at_once_one_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let Some(device) = LoopDevice::new(&directory.path().join("image")) else { return };
+        let registry = Arc::new(FaultyRegistry::open(directory.path(), Arc::default()));
+        let (a, _) = node_in(registry.clone(), "a").await;
+        let (b, _) = node_in(registry, "b").await;
+        let operations = |node| Operations::new(node, Arc::default(), Arc::default());
+        let (of_a, of_b) = (operations(Arc::clone(&a)), operations(Arc::clone(&b)));
+        let wanted = |name: &str| CreateVolume {
+            kind: "lun".into(),
+            format: Some("xfs".into()),
+            identity: identity_at(&device.0),
+            destroy: true,
+            ..CreateVolume::dir(name, device.0.clone())
+        };
+        let begun = Setup::begin(&b, "w", setup_key(&device.0).await.unwrap()).await.unwrap();
+        let refused = of_a.make_lun(wanted("v")).await.unwrap_err();
+        assert!(refused.message.contains("node b is making volume w"), "{refused}");
+        let refused = of_a.plan_volume(wanted("v")).await.unwrap_err();
+        assert!(refused.message.contains("node b is making volume w"), "{refused}");
+        assert!(Lun::examine(&device.0).unwrap().is_blank(), "nothing was written");
+        begun.end().await;
+        // Whichever is first: the other one finds its setup, or its volume.
+        let both = tokio::join!(of_a.make_lun(wanted("v")), of_b.make_lun(wanted("w")));
+        let (made, refused) = match both {
+            (Ok((made, _)), Err(refused)) | (Err(refused), Ok((made, _))) => (made, refused),
+            both => panic!("{both:?}"),
+        };
+        assert!(refused.message.contains(&made.name), "{refused}");
+        let found = Lun::examine(&device.0).unwrap().content;
+        let Content::Filesystem(found) = found else { panic!("{found:?}") };
+        assert_eq!(LunRecord::bytes(&made.lun.unwrap().uuid), Some(found.uuid), "it is the volume's");
+        let again = of_b.make_lun(wanted("x")).await.unwrap_err();
+        assert!(again.message.contains("is the LUN of volume"), "{again}");
+        assert!(a.registry.list(keys::LUN_SETUPS).await.unwrap().entries.is_empty());
+    }
 }

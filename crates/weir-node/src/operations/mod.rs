@@ -13,6 +13,7 @@ mod nbd;
 mod nodes;
 mod owners;
 mod rollback;
+mod setups;
 mod snapshots;
 mod usage;
 mod views;

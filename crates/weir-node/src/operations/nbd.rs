@@ -39,7 +39,7 @@ impl Operations {
     /// Makes a volume of a server that can be reached from here.
     pub(super) async fn create_nbd(&self, wanted: CreateVolume) -> Answer<VolumeView> {
         let (record, exports) = self.look_at_server(wanted).await?;
-        Ok(VolumeView { exports, ..self.register(record).await? })
+        Ok(VolumeView { exports, ..self.register(record, None).await? })
     }
 
     async fn look_at_server(&self, wanted: CreateVolume) -> Answer<(VolumeRecord, Option<Vec<String>>)> {

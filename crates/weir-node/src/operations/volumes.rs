@@ -7,6 +7,7 @@ use weir_cluster::registry::{Entry, RegistryError, Transaction};
 use weir_volume::DirVolume;
 
 use super::owners::Known;
+use super::setups::{self, Setup};
 use super::{Answer, Operations, check_named};
 use crate::api::{ApiError, ApiErrorKind, CreateVolume, DeleteVolume, DeletedVolume, FilesView, VolumeView};
 use crate::control::node::{blocking, random, unavailable};
@@ -146,14 +147,22 @@ impl Operations {
         if let Some(other) = known.iter().find(|other| other.id == record.id) {
             return Err(same_volume(&record, &other.name));
         }
-        self.register(record).await
+        self.register(record, None).await
     }
 
-    /// Puts a new volume's record into the registry, if neither its name nor its identity is taken.
-    pub(super) async fn register(&self, record: VolumeRecord) -> Answer<VolumeView> {
+    /// Puts a new volume's record into the registry, if neither its name nor its identity is taken; in place of its setup.
+    pub(super) async fn register(
+        &self,
+        record: VolumeRecord,
+        setup: Option<&Setup<'_>>,
+    ) -> Answer<VolumeView> {
         let id = keys::volume_id(record.id);
         let create =
             record.create(keys::volume(&record.name)).absent(id.clone()).put(id.clone(), &*record.name);
+        let create = match setup {
+            Some(setup) => setup.commit(create),
+            None => create,
+        };
         match self.node.registry.transact(create).await {
             Ok(_) => {
                 self.node.journal.tell("volume-created", &record.name, record.place());
@@ -162,8 +171,10 @@ impl Operations {
             Err(RegistryError::Conflict { .. }) => {
                 let other = self.node.registry.get(&id).await.map_err(unavailable)?;
                 let other = other.map(|entry| String::from_utf8_lossy(&entry.value).into_owned());
+                let named = self.node.registry.get(&keys::volume(&record.name)).await.map_err(unavailable)?;
                 Err(match other.filter(|other| *other != record.name) {
                     Some(other) => same_volume(&record, &other),
+                    None if setup.is_some() && named.is_none() => setups::lost(&record),
                     None => exists(&record.name),
                 })
             }

@@ -41,6 +41,12 @@ fn overlap(one: &str, other: &str) -> bool {
     one == other && (its_part.is_none() || other_part.is_none() || its_part == other_part)
 }
 
+/// The whole device that a LUN is, or is a part of, in the same words for each of its paths.
+#[must_use]
+pub fn device_of(identity: &str) -> String {
+    whole(identity).0
+}
+
 /// The whole device of an identity, and the number of the partition, in the same words for a path and for the multipath device over it.
 fn whole(identity: &str) -> (String, Option<&str>) {
     let (identity, part) = match identity.strip_prefix("part").and_then(|rest| rest.split_once("-mpath-")) {
@@ -126,6 +132,7 @@ mod tests {
         ];
         for (one, other) in same {
             assert!(overlap(one, other) && overlap(other, one), "{one} {other}");
+            assert_eq!(device_of(one), device_of(other));
         }
         for (one, other) in others {
             assert!(!overlap(one, other) && !overlap(other, one), "{one} {other}");

@@ -25,6 +25,7 @@ pub mod filesystem;
 pub mod heartbeat;
 pub mod identity;
 pub mod leases;
+mod mkfs;
 pub mod redirect;
 pub mod reservations;
 pub mod route_status;

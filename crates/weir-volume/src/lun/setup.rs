@@ -6,13 +6,11 @@
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::thread;
 
 use weir_block::Nanos;
 use weir_block::size::Size;
 
-use super::children::inherits_nothing;
 use super::filesystem::mount::{drop_buffers, exclusive};
 use super::filesystem::pages::Pages;
 use super::filesystem::{Content, FilesystemError, Kind, Mounted, Superblock, content};
@@ -21,6 +19,7 @@ use super::heartbeat::layout::AREA;
 use super::heartbeat::listener::{BEAT_EVERY, SILENCE};
 use super::heartbeat::{Area, Beat, HeartbeatError, Slot, VolumeId};
 use super::identity::identity;
+use super::mkfs;
 use super::reservations::{ReservationError, check_unused};
 use super::survey::Survey;
 
@@ -234,6 +233,26 @@ pub enum SetupError {
         /// The paths.
         paths: Vec<PathBuf>,
     },
+    /// Somebody has written to it since it was examined.
+    #[error(
+        "{} has been written to since this command began: it had {before}, and has {now}; nothing was done to it; make sure that no host uses \
+         it, and try again", .path.display()
+    )]
+    Changed {
+        /// The path.
+        path: PathBuf,
+        /// What it had.
+        before: String,
+        /// What it has.
+        now: String,
+    },
+    /// Another process may set it up by now.
+    #[error(
+        "the setup of {} has ended early: this node has not reached the registry for too long, and another node may use the LUN by now; \
+         `weir volume list` tells, when the registry answers; if it has no volume there, try again",
+        .0.display()
+    )]
+    Ended(PathBuf),
     /// mkfs.
     #[error("{program} failed on {}: {said}", .path.display())]
     Format {
@@ -362,7 +381,8 @@ impl Lun {
         Ok(())
     }
 
-    /// Carries a plan out, after the operator has repeated the identity. Blocks.
+    /// Carries a plan out, after the operator has repeated the identity. `may_write`: no other process sets the LUN up; it is asked before
+    /// each write, and a program that writes is ended when it may not go on. Blocks.
     ///
     /// # Errors
     /// [`SetupError`]. A format that has begun may have destroyed what was there.
@@ -372,6 +392,7 @@ impl Lun {
         wish: &Wish,
         volume: VolumeId,
         label: &str,
+        may_write: &dyn Fn() -> bool,
     ) -> Result<Ready, SetupError> {
         let (path, identity) = (self.path.clone(), self.identity.clone());
         if wish.identity.as_ref() != Some(&identity) {
@@ -381,13 +402,20 @@ impl Lun {
             return Err(SetupError::HasData { path, identity, found: self.describe() });
         }
         self.listen()?;
+        self.check_goes_on(may_write)?;
+        // The plan is for what was there when the operator's word was checked, and the listening has taken seconds.
+        let now = Lun::examine(&self.path)?;
+        if now != *self {
+            return Err(SetupError::Changed { path, before: self.describe(), now: now.describe() });
+        }
         let superblock = match (plan, &self.content) {
-            (Plan::Format { kind, size }, _) => self.format(*kind, *size, label)?,
+            (Plan::Format { kind, size }, _) => self.format(*kind, *size, label, may_write)?,
             (_, Content::Filesystem(found)) => found.clone(),
             (_, Content::Other) => {
                 return Err(SetupError::NoFilesystem { path, found: self.describe(), identity });
             }
         };
+        self.check_goes_on(may_write)?;
         let area = match behind(&superblock, self.size) {
             Some(at) if *plan != Plan::UseInFile => {
                 // Of a former volume, whose nodes were listened for.
@@ -402,67 +430,39 @@ impl Lun {
                 at
             }
         };
+        self.check_goes_on(may_write)?;
         Area::create(&self.path, area, volume)?;
         Ok(Ready { superblock, area })
     }
 
-    fn format(&self, kind: Kind, size: u64, label: &str) -> Result<Superblock, SetupError> {
+    fn check_goes_on(&self, may_write: &dyn Fn() -> bool) -> Result<(), SetupError> {
+        match may_write() {
+            true => Ok(()),
+            false => Err(SetupError::Ended(self.path.clone())),
+        }
+    }
+
+    fn format(
+        &self,
+        kind: Kind,
+        size: u64,
+        label: &str,
+        may_write: &dyn Fn() -> bool,
+    ) -> Result<Superblock, SetupError> {
         // mkfs leaves the signatures of other formats where it writes nothing itself.
         for at in [0, self.size.saturating_sub(SIGNATURES) / ALIGNMENT * ALIGNMENT] {
+            self.check_goes_on(may_write)?;
             zero(&self.path, at, (self.size - at).min(SIGNATURES + ALIGNMENT))?;
         }
-        let label: String = label.chars().take(12).collect();
-        let (program, arguments) = match kind {
-            // A log of at most 64 MiB is replayed in a second; sectors of 4096 bytes suit every path.
-            Kind::Xfs => (
-                "mkfs.xfs",
-                vec![
-                    "-q".into(),
-                    "-f".into(),
-                    "-K".into(),
-                    "-s".into(),
-                    "size=4096".into(),
-                    "-m".into(),
-                    "reflink=1,crc=1".into(),
-                    "-l".into(),
-                    "size=64m".into(),
-                    "-d".into(),
-                    format!("size={size}"),
-                    "-L".into(),
-                    label,
-                ],
-            ),
-            Kind::Ext4 => (
-                "mkfs.ext4",
-                vec![
-                    "-q".into(),
-                    "-F".into(),
-                    "-b".into(),
-                    "4096".into(),
-                    "-J".into(),
-                    "size=64".into(),
-                    "-E".into(),
-                    "nodiscard".into(),
-                    "-L".into(),
-                    label,
-                ],
-            ),
-        };
-        let mut command = Command::new(program);
-        command.args(arguments).arg(&self.path);
-        if kind == Kind::Ext4 {
-            command.arg((size / 4096).to_string());
-        }
-        let failed = |said: String| SetupError::Format { program, path: self.path.clone(), said };
-        let output = inherits_nothing(&mut command).output().map_err(|error| failed(error.to_string()))?;
-        if !output.status.success() {
-            let said = String::from_utf8_lossy(&output.stderr);
-            return Err(failed(said.lines().next().unwrap_or("it does not say why").to_owned()));
-        }
+        mkfs::make(kind, &self.path, size, label, may_write)?;
         let device = File::open(&self.path).map_err(FilesystemError::system("open", &self.path))?;
         match content(&device, &self.path)? {
             Content::Filesystem(found) if found.unsuitable.is_none() => Ok(found),
-            other => Err(failed(format!("it has made what cannot be used: {other:?}"))),
+            other => Err(SetupError::Format {
+                program: mkfs::program(kind),
+                path: self.path.clone(),
+                said: format!("it has made what cannot be used: {other:?}"),
+            }),
         }
     }
 }
