@@ -35,6 +35,8 @@ pub struct RegistryFaults {
     pub reads: AtomicUsize,
     /// Reads and listings are not answered.
     pub away: AtomicBool,
+    /// Reads wait, without an end.
+    pub mute: AtomicBool,
     /// So many listings are not answered.
     pub lost_lists: AtomicUsize,
     /// Transactions of other processes after each of the next listings, in order; none after one that has failed.
@@ -86,6 +88,9 @@ impl Registry for FaultyRegistry {
     fn get<'a>(&'a self, key: &'a str) -> Pending<'a, Option<Entry>> {
         self.faults.reads.fetch_add(1, Ordering::Relaxed);
         Box::pin(async move {
+            while self.faults.mute.load(Ordering::Relaxed) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
             if self.faults.away.load(Ordering::Relaxed) || self.faults.deaf.load(Ordering::Relaxed) {
                 return unheard();
             }

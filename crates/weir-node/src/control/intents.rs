@@ -18,6 +18,10 @@ pub struct Intents {
     checks: Mutex<BTreeSet<String>>,
     /// Keys of the setups of volumes that are under way here.
     setups: Mutex<BTreeSet<String>>,
+    /// Volumes whose storage is looked at for what others have left.
+    leftovers: Mutex<BTreeSet<String>>,
+    /// Disks whose volume is looked at for what their former owners have left.
+    bars: Mutex<BTreeSet<String>>,
     /// Since when others have been seen to be gone.
     gone: Mutex<Gone>,
 }
@@ -41,6 +45,16 @@ impl Intents {
     /// Begins to make a volume, by the key that says so in the registry. `None` if one is being made of the same storage.
     pub(crate) fn begin_setup(&self, key: &str) -> Option<UnderWay<'_>> {
         UnderWay::begin(&self.setups, key)
+    }
+
+    /// Begins to finish what others have left in a volume. `None` while an earlier attempt waits for its storage: each holds a thread (P10).
+    pub(super) fn begin_leftovers(&self, volume: &str) -> Option<UnderWay<'_>> {
+        UnderWay::begin(&self.leftovers, volume)
+    }
+
+    /// Begins to remove what the former owners of a disk have left. `None` while an earlier attempt waits for the storage (P10).
+    pub(super) fn begin_bar(&self, disk: &str) -> Option<UnderWay<'_>> {
+        UnderWay::begin(&self.bars, disk)
     }
 
     /// Whether a deletion is under way here: nothing opens the disk.

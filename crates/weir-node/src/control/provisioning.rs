@@ -29,7 +29,7 @@ use super::node::{Node, blocking, random, unavailable};
 use crate::error::{ApiError, ApiErrorKind};
 use crate::units::count;
 
-/// Between two looks for what others have left.
+/// Between two looks for what others have left, and the longest wait for one step of that: its end may come later.
 const LOOK: Duration = Duration::from_secs(3);
 
 /// The time that a request for the name waits for a step in progress, and its interval of polling.
@@ -441,11 +441,20 @@ pub async fn keep_finished(node: Arc<Node>) {
     loop {
         if let Ok(listing) = node.registry.list(keys::UNFINISHED).await {
             for entry in listing.entries {
-                match take_over(&node, &entry).await {
-                    Ok(path) => {
-                        tracing::info!(path = %path.display(), "removed; another process had begun to make or delete its disk")
-                    }
-                    Err(error) => tracing::debug!(key = entry.key, %error, "left for later"),
+                let key = entry.key.clone();
+                let finish = {
+                    let node = Arc::clone(&node);
+                    to_its_end(async move {
+                        let path = take_over(&node, &entry).await?;
+                        tracing::info!(path = %path.display(), "removed; another process had begun to make or delete its disk");
+                        Ok(())
+                    })
+                };
+                // A volume that does not answer must not hold up the others.
+                match weir_task::timeout(LOOK, finish).await {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::debug!(key, %error, "left for later"),
+                    Err(_) => tracing::debug!(key, "this takes long, and goes on"),
                 }
             }
         }
@@ -474,6 +483,10 @@ async fn take_over(node: &Node, entry: &Entry) -> Result<PathBuf, ApiError> {
             "disk {disk} is being made or deleted by {by}, or was when it fell silent{until}"
         ));
     }
+    let Some(_alone) = node.intents.begin_leftovers(&record.volume) else {
+        let message = format!("volume {} has not answered an earlier request yet", record.volume);
+        return wait(message);
+    };
     blocking(move || files.open().map(drop)).await?;
     let replaces = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision);
     match Note::put(node, record, replaces).await {
@@ -596,6 +609,51 @@ mod tests {
     use super::*;
     use crate::control::disk::tests::{node, node_at};
     use crate::control::faulty_registry::RegistryFaults;
+
+    /// A volume that does not answer holds up what was left in it, and no more: the other volumes are looked at, and one attempt waits.
+    #[tokio::test]
+    async fn what_is_left_in_one_volume_does_not_wait_for_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let faults = Arc::<RegistryFaults>::default();
+        let (node, _told) = node_at(directory.path(), faults.clone()).await;
+        let mut paths = Vec::new();
+        for (volume, id) in [("v", 7), ("w", 8)] {
+            let path = directory.path().join(volume);
+            std::fs::create_dir(&path).unwrap();
+            DirVolume::open(&path).unwrap().identify(id).unwrap();
+            let entry = VolumeRecord::dir(volume, path.clone(), id);
+            node.registry.transact(entry.create(keys::volume(volume))).await.unwrap();
+            paths.push(path);
+        }
+        // Of steps of this process that are over.
+        for (disk, volume) in [("d1", "v"), ("d2", "v"), ("e1", "w")] {
+            let left = UnfinishedRecord {
+                disk: disk.into(),
+                volume: volume.into(),
+                step: Step::Removing,
+                by: node.session.node_ref(),
+                lost: String::new(),
+                clone: 0,
+            };
+            node.registry.transact(left.create(keys::unfinished(disk))).await.unwrap();
+        }
+        let soon = Nanos::now() + crate::control::disk::tests::SOON;
+        let until = async |what: &str, holds: &dyn Fn() -> bool| {
+            while !holds() {
+                assert!(Nanos::now() < soon, "{what}");
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        // Each attempt stops before its storage is changed, and does not end.
+        faults.hangs.store(true, std::sync::atomic::Ordering::Relaxed);
+        let finishing = tokio::spawn(keep_finished(Arc::clone(&node)));
+        until("w is looked at", &|| node.intents.is_under_way("e1")).await;
+        assert!(node.intents.is_under_way("d1") && !node.intents.is_under_way("d2"), "one attempt in v");
+        let second = node.registry.get(&keys::unfinished("d2")).await.unwrap().unwrap();
+        let refused = take_over(&node, &second).await.unwrap_err();
+        assert!(refused.message.contains("volume v has not answered"), "{refused}");
+        finishing.abort();
+    }
 
     /// One creator stood still until its note was taken over, and then created the file. The process that has the note now
     /// finds that file in its way, does not know whose it is, and gives up.

@@ -26,7 +26,7 @@ use super::{Came, DiskTask, NewContent};
 use crate::control::compactions::Compaction;
 use crate::control::lun_disks;
 use crate::control::node::{blocking, random};
-use crate::control::provisioning::Files;
+use crate::control::provisioning::{Files, to_its_end};
 use crate::error::{ApiError, ApiErrorKind};
 
 /// What replaces a disk's file, and the snapshot that was made of the present one.
@@ -110,15 +110,24 @@ impl DiskTask {
             return Ok(());
         };
         let (node, volume, name) = (Arc::clone(&self.node), record.volume.clone(), name.clone());
-        let bar = async move {
+        let disk = self.name.clone();
+        // To its end: while the storage does not answer, a thread waits for it, and another attempt would take one more.
+        let bar = to_its_end(async move {
             let volume = node.volume(&volume).await?;
-            match volume.kind {
+            if volume.kind == VolumeKind::Lun {
                 // Its coordinator alone changes the names of files there, and serves a disk to nobody meanwhile.
-                VolumeKind::Lun => Ok(()),
-                _ => blocking(move || snapshot::remove_unfinished(&*Files::Dir(volume).open()?, &name)).await,
+                return Ok(());
             }
-        };
-        self.meanwhile(bar).await.map_err(|error| error.to_string())?.map_err(|error| error.message)
+            let Some(_alone) = node.intents.begin_bar(&disk) else {
+                let message = format!(
+                    "volume {} has not answered since an earlier attempt to open disk {disk}; check its storage",
+                    volume.name
+                );
+                return Err(ApiError::new(ApiErrorKind::Unavailable, message));
+            };
+            blocking(move || snapshot::remove_unfinished(&*Files::Dir(volume).open()?, &name)).await
+        });
+        self.storage(bar).await.map_err(|error| error.message)
     }
 }
 

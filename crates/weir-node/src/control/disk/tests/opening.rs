@@ -130,3 +130,32 @@ async fn a_file_grows_only_in_its_volume() {
     resize().await.unwrap();
     assert_eq!(length(), 2 * record.size);
 }
+
+/// What the former owners of a disk have left is removed from its volume, which may not answer: the disk's task goes on, and says why.
+#[tokio::test]
+async fn a_volume_that_does_not_answer_does_not_hold_the_disks_task() {
+    let directory = tempfile::tempdir().unwrap();
+    let faults = Arc::<RegistryFaults>::default();
+    let (node, _told) = node_at(directory.path(), faults.clone()).await;
+    let path = directory.path().join("volume");
+    std::fs::create_dir(&path).unwrap();
+    DirVolume::open(&path).unwrap().identify(7).unwrap();
+    volume(&*node.registry, &path, 7).await;
+    let former = FormerOwner::silent(NodeRef::new("c", 1), 2);
+    let record = disk_of_a(&node, |record| record.former = vec![former]).await;
+    let left = path.join("d@0000000000000001.new");
+    std::fs::write(&left, "").unwrap();
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    faults.mute.store(true, Ordering::Relaxed);
+    let reason = tokio::time::timeout(SOON, task.bar_replacement(&record)).await.unwrap().unwrap_err();
+    assert!(reason.contains("the storage of disk d has not answered"), "{reason}");
+    // As an attempt whose thread waits for the storage.
+    let earlier = node.intents.begin_bar("d").unwrap();
+    faults.mute.store(false, Ordering::Relaxed);
+    let reason = task.bar_replacement(&record).await.unwrap_err();
+    assert!(reason.contains("volume v has not answered since an earlier attempt"), "{reason}");
+    drop(earlier);
+    assert!(left.exists());
+    task.bar_replacement(&record).await.unwrap();
+    assert!(!left.exists());
+}
