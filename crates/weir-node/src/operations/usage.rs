@@ -1,9 +1,12 @@
 //! What the disks of a volume take, as the node that keeps its files finds.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use weir_block::Nanos;
 use weir_cluster::records::{NodeRef, VolumeKind};
+use weir_volume::VolumeError;
 use weir_volume::disk_files::Space;
 use weir_volume::usage::{FileUsage, Usage, What, measure};
 
@@ -18,6 +21,13 @@ const LOOK: Duration = Duration::from_secs(30);
 
 /// A filesystem frees what was deleted within about this time.
 const FREES: Duration = Duration::from_secs(10);
+
+/// Looks at once, for whoever only looks (P10): each holds a thread, and memory ([`measure`]), for as long as the storage lets it.
+static LOOKS: Semaphore = Semaphore::const_new(MOST_LOOKS);
+const MOST_LOOKS: usize = 3;
+
+/// Longest wait for a look of others to end.
+const TURN: Duration = Duration::from_secs(4);
 
 impl Operations {
     /// What the disks and snapshots of a volume take.
@@ -41,13 +51,16 @@ impl Operations {
         let files = Files::of(&self.node, record);
         // A volume that is given up is not held for it.
         let epoch = self.node.coordinators.get(volume).mounted.map(|(epoch, _)| epoch);
-        let (node, name, until) = (std::sync::Arc::clone(&self.node), volume.to_owned(), Nanos::now() + LOOK);
+        let (node, name, until) = (Arc::clone(&self.node), volume.to_owned(), Nanos::now() + LOOK);
+        // Nor does a look go on for a client that has gone.
+        let client = Arc::new(());
+        let asked = Arc::downgrade(&client);
         let goes_on = move || {
             let now = node.coordinators.get(&name).mounted.map(|(epoch, _)| epoch);
-            Nanos::now() < until && now == epoch
+            Nanos::now() < until && now == epoch && asked.strong_count() > 0
         };
         // On a thread, and not on a shard: the filesystem may take long for a file in many pieces.
-        let looking = blocking(move || {
+        let looking = in_turn(&LOOKS, move || {
             let files = files.open()?;
             let usage = measure(&*files, &goes_on)?;
             Ok((usage, files.space()?))
@@ -57,6 +70,7 @@ impl Operations {
                 let message = format!("the filesystem of volume {volume} does not answer");
                 Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("check the volume's storage"))
             })?;
+        drop(client);
         let deleted = self.node.coordinators.get(volume).deleted.map(|at| Nanos::now() - at);
         let deleted_seconds_ago = deleted.filter(|age| *age < FREES).map(|age| age.as_secs());
         Ok(VolumeUsage { deleted_seconds_ago, ..view(volume, is_alone, &usage, space) })
@@ -73,6 +87,25 @@ impl Operations {
         let other = Other { at: &at, process: coordinator, forwarded: self.forwarded + 1 };
         other.get(&format!("/v1/volumes/{volume}/usage"), USAGE).await
     }
+}
+
+/// Runs `look`, which blocks, when it is its turn. The turn ends with it, and not with its waiter.
+async fn in_turn<T: Send + 'static>(
+    turns: &'static Semaphore,
+    look: impl FnOnce() -> Result<T, VolumeError> + Send + 'static,
+) -> Answer<T> {
+    let Ok(Ok(turn)) = tokio::time::timeout(TURN, turns.acquire()).await else {
+        let message = format!("this node is looking at what disks take for {MOST_LOOKS} other requests");
+        return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(
+            "try again in half a minute; if it stays so, check the volumes' storage: one may not answer",
+        ));
+    };
+    blocking(move || {
+        let looked = look();
+        drop(turn);
+        looked
+    })
+    .await
 }
 
 fn view(volume: &str, is_alone: bool, usage: &Usage, space: Space) -> VolumeUsage {
@@ -109,5 +142,40 @@ fn item(file: &FileUsage) -> UsageItem {
         exclusive: file.parts.map(|parts| parts.exclusive),
         shared: file.parts.map(|parts| parts.shared),
         extents: file.parts.map(|parts| parts.extents),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    /// Requests whose clients have gone still hold their threads: further ones are refused, and not added to them.
+    #[tokio::test]
+    async fn no_more_looks_go_on_than_there_are_turns() {
+        static TURNS: Semaphore = Semaphore::const_new(2);
+        let mut storage = Vec::new();
+        for _ in 0..2 {
+            let (answers, answer) = mpsc::channel::<()>();
+            let (begins, mut begun) = tokio::sync::mpsc::unbounded_channel();
+            let look = in_turn(&TURNS, move || {
+                begins.send(()).unwrap();
+                let _ = answer.recv();
+                Ok(())
+            });
+            tokio::select! {
+                _ = look => panic!("the storage does not answer yet"),
+                // The client goes.
+                _ = begun.recv() => {}
+            }
+            storage.push(answers);
+        }
+        let refused = in_turn(&TURNS, || Ok(())).await.unwrap_err();
+        assert_eq!(refused.kind, ApiErrorKind::Unavailable);
+        assert!(refused.hint.contains("try again"), "{refused:?}");
+        // One waits for its turn, and gets it.
+        storage.pop();
+        in_turn(&TURNS, || Ok(())).await.unwrap();
     }
 }
