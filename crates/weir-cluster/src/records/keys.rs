@@ -12,6 +12,8 @@ pub const VOLUMES: &str = "volumes/";
 pub const VOLUME_IDS: &str = "volume-ids/";
 /// The [`super::SetupRecord`]s of LUNs that are being made volumes. See [`lun_setup`].
 pub const LUN_SETUPS: &str = "lun-setup/";
+/// The [`super::SetupRecord`]s of NBD servers that are being made volumes. See [`nbd_setup`].
+pub const NBD_SETUPS: &str = "nbd-setup/";
 /// All [`super::CoordinatorRecord`]s. See [`coordinator`].
 pub const COORDINATORS: &str = "coordinators/";
 /// All [`super::DiskRecord`]s.
@@ -97,6 +99,12 @@ pub fn volume_id(id: u64) -> String {
 #[must_use]
 pub fn lun_setup(identity: &str) -> String {
     format!("{LUN_SETUPS}{identity}")
+}
+
+/// `nbd-setup/<place>`: as [`lun_setup`], for each address that a server's name leads to.
+#[must_use]
+pub fn nbd_setup(place: &str) -> String {
+    format!("{NBD_SETUPS}{place}")
 }
 
 /// `coordinators/<identity>`: of a volume, whatever its name.

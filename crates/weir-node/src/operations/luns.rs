@@ -77,7 +77,7 @@ impl Operations {
             return Err(exists(&name));
         }
         let key = setup_key(&path).await?;
-        let setup = Setup::begin(&self.node, &name, key).await?;
+        let setup = Setup::begin(&self.node, &name, vec![key]).await?;
         let made = self.make_held_lun(name, path, wish, &setup).await;
         if made.is_err() {
             setup.end().await;
@@ -401,7 +401,7 @@ mod tests {
             destroy: true,
             ..CreateVolume::dir(name, device.0.clone())
         };
-        let begun = Setup::begin(&b, "w", setup_key(&device.0).await.unwrap()).await.unwrap();
+        let begun = Setup::begin(&b, "w", vec![setup_key(&device.0).await.unwrap()]).await.unwrap();
         let refused = of_a.make_lun(wanted("v")).await.unwrap_err();
         assert!(refused.message.contains("node b is making volume w"), "{refused}");
         let refused = of_a.plan_volume(wanted("v")).await.unwrap_err();

@@ -1,17 +1,18 @@
 //! Volumes that are NBD servers, and their disks: exports that are there already.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use weir_block::hash::{FNV_BASIS, fnv1a};
 use weir_cluster::migration::first_epoch;
-use weir_cluster::records::{DiskRecord, Limit, Record, Source, VolumeKind, VolumeRecord, check_name};
+use weir_cluster::records::{DiskRecord, Limit, Record, Source, VolumeKind, VolumeRecord, check_name, keys};
 use weir_nbd::client::{Place, places};
 use weir_nbd::{Address, Uri, UriError};
 use weir_volume::nbd;
 
+use super::setups::Setup;
 use super::volumes::exists;
 use super::{Answer, Operations, check_named, parse_policy};
 use crate::api::{
@@ -19,7 +20,7 @@ use crate::api::{
     VolumeView,
 };
 use crate::control::node::{blocking, random, server_of, unavailable};
-use crate::control::provisioning;
+use crate::control::provisioning::{self, to_its_end};
 
 /// Longest wait for the addresses of a server's name.
 const RESOLVES: Duration = Duration::from_secs(2);
@@ -38,8 +39,23 @@ impl Operations {
 
     /// Makes a volume of a server that can be reached from here.
     pub(super) async fn create_nbd(&self, wanted: CreateVolume) -> Answer<VolumeView> {
-        let (record, exports) = self.look_at_server(wanted).await?;
-        Ok(VolumeView { exports, ..self.register(record, None).await? })
+        let this = self.clone();
+        // The setup ends also if its waiter goes away.
+        to_its_end(async move { this.make_nbd(wanted).await }).await
+    }
+
+    async fn make_nbd(&self, wanted: CreateVolume) -> Answer<VolumeView> {
+        let keys = setup_keys(&check_server(&wanted)?).await;
+        let setup = Setup::begin(&self.node, &wanted.name, keys).await?;
+        let make = async {
+            let (record, exports) = self.look_at_server(wanted).await?;
+            Ok(VolumeView { exports, ..self.register(record, Some(&setup)).await? })
+        };
+        let made = make.await;
+        if made.is_err() {
+            setup.end().await;
+        }
+        made
     }
 
     async fn look_at_server(&self, wanted: CreateVolume) -> Answer<(VolumeRecord, Option<Vec<String>>)> {
@@ -166,7 +182,7 @@ impl Operations {
         record.check().map_err(|error| invalid(error.to_string()))?;
         self.check_medium(medium)?;
         // Above every epoch of an earlier disk of this name (P2).
-        let known = self.node.registry.list(&weir_cluster::records::keys::disk(&name)).await;
+        let known = self.node.registry.list(&keys::disk(&name)).await;
         let revision = known.map_err(unavailable)?.revision;
         record.epoch = first_epoch(&*self.node.registry, revision).await.map_err(unavailable)?;
         provisioning::adopt_export(&self.node, &record).await?;
@@ -183,6 +199,20 @@ impl Operations {
 async fn places_of(address: Address) -> Option<Vec<Place>> {
     let resolving = tokio::task::spawn_blocking(move || places(&address));
     tokio::time::timeout(RESOLVES, resolving).await.ok()?.ok()?.ok()
+}
+
+/// The keys under which a server is made a volume: the same for each of its names, as far as this node can tell.
+async fn setup_keys(server: &Uri) -> Vec<String> {
+    let places = places_of(server.address.clone()).await.unwrap_or_default();
+    let key = |place: &Place| match place {
+        Place::Tcp(address) => keys::nbd_setup(&address.to_string()),
+        Place::Unix(filesystem, number) => keys::nbd_setup(&format!("unix-{filesystem:x}-{number:x}")),
+    };
+    let mut all: BTreeSet<String> = places.iter().map(key).collect();
+    if all.is_empty() {
+        all.insert(keys::nbd_setup(&server.to_string()));
+    }
+    all.into_iter().collect()
 }
 
 fn invalid(message: String) -> ApiError {
@@ -227,8 +257,34 @@ fn listed(exports: Option<&[String]>) -> String {
 #[cfg(test)]
 mod tests {
     use std::path::PathBuf;
+    use std::sync::Arc;
 
     use super::*;
+    use crate::control::disk::tests::node_in;
+    use crate::control::faulty_registry::FaultyRegistry;
+
+    /// Neither finds the other's volume among those that there are.
+    #[tokio::test]
+    async fn of_two_nodes_that_use_one_server_by_two_names_at_once_one_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let registry = Arc::new(FaultyRegistry::open(directory.path(), Arc::default()));
+        let (a, _) = node_in(registry.clone(), "a").await;
+        let (b, _) = node_in(registry, "b").await;
+        let wanted = |name: &str, server: &str| CreateVolume {
+            kind: "nbd".into(),
+            server: Some(server.into()),
+            ..CreateVolume::dir(name, PathBuf::new())
+        };
+        let theirs = setup_keys(&check_server(&wanted("w", "nbd://127.0.0.1:1")).unwrap()).await;
+        let begun = Setup::begin(&b, "w", theirs).await.unwrap();
+        let operations = Operations::new(Arc::clone(&a), Arc::default(), Arc::default());
+        let refused = operations.create_nbd(wanted("v", "nbd://localhost:1")).await.unwrap_err();
+        assert!(refused.message.contains("node b is making volume w"), "{refused}");
+        begun.end().await;
+        let unreachable = operations.create_nbd(wanted("v", "nbd://localhost:1")).await.unwrap_err();
+        assert!(unreachable.hint.contains("node a has tried"), "{unreachable:?}");
+        assert!(a.registry.list(keys::NBD_SETUPS).await.unwrap().entries.is_empty());
+    }
 
     #[test]
     fn a_volume_is_a_whole_server_and_nothing_else() {

@@ -1,5 +1,5 @@
 //! While storage is being made a volume, the registry says so: two nodes that format one LUN at once would each destroy what the other has
-//! made, and the exclusive open of a device is one host's.
+//! made, and the exclusive open of a device is one host's. Two volumes of one NBD server, by two of its names, would be the same exports.
 //!
 //! The key is under the lease of the process, which writes only while it certainly has that lease. So when another process finds no key,
 //! nobody writes any more, except for a call that the storage delays.
@@ -23,42 +23,50 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// A setup by this process, which no other process begins until [`Setup::end`], or [`Setup::commit`] is carried out.
 pub(super) struct Setup<'a> {
     node: &'a Arc<Node>,
-    key: String,
+    keys: Vec<String>,
     revision: u64,
     /// The number of the session that has the key.
     session: u64,
-    under_way: UnderWay<'a>,
+    under_way: Vec<UnderWay<'a>>,
 }
 
 impl<'a> Setup<'a> {
-    /// Begins to make `volume`, of what the key names.
+    /// Begins to make `volume`, of what the keys name.
     ///
     /// # Errors
     /// [`ApiErrorKind::Unavailable`]: a process is making a volume of it, or the registry does not answer.
-    pub(super) async fn begin(node: &'a Arc<Node>, volume: &str, key: String) -> Answer<Setup<'a>> {
+    pub(super) async fn begin(node: &'a Arc<Node>, volume: &str, keys: Vec<String>) -> Answer<Setup<'a>> {
         let me = node.session.node_ref();
-        let Some(under_way) = node.intents.begin_setup(&key) else { return Err(goes_on(&me, volume, &me)) };
+        let mut under_way = Vec::new();
+        for key in &keys {
+            under_way.push(node.intents.begin_setup(key).ok_or_else(|| goes_on(&me, volume, &me))?);
+        }
         let record = SetupRecord { volume: volume.to_owned(), by: me };
         let lease = node.session.lease();
-        let hold = Transaction::new().when(node.session.guard()).put_leased(&*key, record.encode(), lease);
-        let hold = match other(node, &key, volume).await? {
-            None => hold.absent(&*key),
-            Some(revision) => hold.unchanged(&*key, revision),
-        };
+        let mut hold = Transaction::new().when(node.session.guard());
+        for key in keys.iter().map(String::as_str) {
+            let change = match other(node, key, volume).await? {
+                None => hold.absent(key),
+                Some(revision) => hold.unchanged(key, revision),
+            };
+            hold = change.put_leased(key, record.encode(), lease);
+        }
         let error = match node.registry.transact(hold).await {
             Ok(committed) => {
                 let revision = committed.revision;
-                return Ok(Setup { node, key, revision, session: lease.0, under_way });
+                return Ok(Setup { node, keys, revision, session: lease.0, under_way });
             }
             Err(error) => error,
         };
         drop(under_way);
         if !matches!(error, RegistryError::Conflict { .. }) {
             // The answer may be all that was lost.
-            remove(node, key).await;
+            remove(node, keys).await;
             return Err(unavailable(error));
         }
-        other(node, &key, volume).await?;
+        for key in &keys {
+            other(node, key, volume).await?;
+        }
         let message =
             format!("this node's session with the registry ended as volume {volume} was to be made");
         Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"))
@@ -75,14 +83,15 @@ impl<'a> Setup<'a> {
 
     /// Makes a change part of the end of this setup: it is carried out only if no other process can have begun one.
     pub(super) fn commit(&self, change: Transaction) -> Transaction {
-        change.unchanged(&*self.key, self.revision).delete(&*self.key)
+        let keys = self.keys.iter().map(String::as_str);
+        keys.fold(change, |change, key| change.unchanged(key, self.revision).delete(key))
     }
 
-    /// Ends it without a volume. If the registry does not answer, the key is removed later.
+    /// Ends it without a volume. If the registry does not answer, the keys are removed later.
     pub(super) async fn end(self) {
-        let Setup { node, key, under_way, .. } = self;
+        let Setup { node, keys, under_way, .. } = self;
         drop(under_way);
-        remove(node, key).await;
+        remove(node, keys).await;
     }
 }
 
@@ -122,17 +131,22 @@ fn goes_on(me: &NodeRef, volume: &str, by: &NodeRef) -> ApiError {
         .hint(format!("`weir volume list` shows {volume} when it is made; if that has failed, try again"))
 }
 
-/// Removes a key of this process; later, if the registry does not answer.
-async fn remove(node: &Arc<Node>, key: String) {
-    if remove_now(node, &key).await {
-        return;
-    }
-    let node = Arc::clone(node);
-    weir_task::spawn(async move {
-        while !remove_now(&node, &key).await {
-            weir_task::sleep(AGAIN).await;
+/// Removes keys of this process; later, if the registry does not answer.
+async fn remove(node: &Arc<Node>, keys: Vec<String>) {
+    for key in keys {
+        if remove_now(node, &key).await {
+            continue;
         }
-    });
+        let node = Arc::clone(node);
+        weir_task::spawn(async move {
+            loop {
+                weir_task::sleep(AGAIN).await;
+                if remove_now(&node, &key).await {
+                    break;
+                }
+            }
+        });
+    }
 }
 
 /// Whether nothing is left of an ended attempt of this process.
@@ -173,12 +187,12 @@ mod tests {
         (a, b, faults)
     }
 
-    fn key() -> String {
-        keys::lun_setup("naa.1")
+    fn key() -> Vec<String> {
+        vec![keys::lun_setup("naa.1")]
     }
 
     async fn is_held(node: &Node) -> bool {
-        node.registry.get(&key()).await.unwrap().is_some()
+        node.registry.get(&key()[0]).await.unwrap().is_some()
     }
 
     #[tokio::test]
@@ -191,7 +205,7 @@ mod tests {
         assert!(refused.message.contains("node a is making volume v"), "{refused}");
         let repeated = Setup::begin(&a, "v", key()).await.err().unwrap();
         assert!(repeated.message.contains("this node a is making volume v"), "{repeated}");
-        Setup::begin(&b, "w", keys::lun_setup("naa.2")).await.unwrap().end().await;
+        Setup::begin(&b, "w", vec![keys::lun_setup("naa.2")]).await.unwrap().end().await;
         first.end().await;
         assert!(!is_held(&a).await);
         let second = Setup::begin(&b, "w", key()).await.unwrap();
@@ -209,9 +223,10 @@ mod tests {
         assert_eq!(error.kind, ApiErrorKind::Unavailable);
         assert!(!is_held(&a).await, "the answer alone was lost");
         let first = Setup::begin(&a, "v", key()).await.unwrap();
-        faults.lost.store(1, Ordering::Relaxed);
+        faults.refuses.store(true, Ordering::Relaxed);
         first.end().await;
         assert!(is_held(&a).await, "the removal was lost");
+        faults.refuses.store(false, Ordering::Relaxed);
         // The process that has left it goes on at once; others when it is removed.
         Setup::begin(&a, "v", key()).await.unwrap();
         let (gone, deadline) = (async || !is_held(&b).await, Nanos::now() + SOON);
