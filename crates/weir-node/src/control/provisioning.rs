@@ -607,7 +607,7 @@ mod tests {
     use weir_cluster::records::{EventRecord, NodeRef, Policy, Source};
 
     use super::*;
-    use crate::control::disk::tests::{node, node_at};
+    use crate::control::disk::tests::{node, node_at, volume_in};
     use crate::control::faulty_registry::RegistryFaults;
 
     /// A volume that does not answer holds up what was left in it, and no more: the other volumes are looked at, and one attempt waits.
@@ -687,16 +687,6 @@ mod tests {
         undone.await.unwrap();
         assert!(!volume.disk_path("d").unwrap().exists(), "nobody else would remove it");
         assert!(node.registry.get(&key).await.unwrap().is_none(), "and its note is struck off");
-    }
-
-    async fn volume_in(node: &Node, directory: &std::path::Path) -> DirVolume {
-        let path = directory.join("volume");
-        std::fs::create_dir(&path).unwrap();
-        let volume = DirVolume::open(&path).unwrap();
-        let id = volume.identify(7).unwrap();
-        let entry = VolumeRecord::dir("v", path, id);
-        node.registry.transact(entry.create(keys::volume("v"))).await.unwrap();
-        volume
     }
 
     /// The record is gone when the storage refuses to remove the file: the note alone knows what the deletion lost.

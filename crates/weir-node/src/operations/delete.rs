@@ -266,6 +266,7 @@ impl Operations {
         if force {
             return Ok(());
         }
+        check_not_moving(record)?;
         let refuse_unless = |flag: &str, reason: String| {
             Err(ApiError::new(ApiErrorKind::Refused, format!("disk {}: {reason}", record.name))
                 .hint(format!("{flag} deletes it all the same")))
@@ -299,11 +300,22 @@ impl Operations {
         if let Some(owner) = record.owner.clone().filter(|_| owner_lives || !force) {
             return Err(ownership_error(ownership::Refusal::Owned { owner }));
         }
+        if !force {
+            check_not_moving(&record)?;
+        }
         self.check_not_serving(&record).await?;
         provisioning::check_former(&self.node, &record).await?;
         self.check_coordinated(&record.volume).await?;
         provisioning::remove(&self.node, &entry, &record, String::new()).await
     }
+}
+
+/// Its owner has passed it on, and the node that claims it next reconnects its clients: they use it, and no node can tell how many they are.
+fn check_not_moving(record: &DiskRecord) -> Answer<()> {
+    let Some(heir) = &record.heir else { return Ok(()) };
+    let message = format!("disk {} is being moved to node {}", record.name, heir.node);
+    Err(ApiError::new(ApiErrorKind::Unavailable, message)
+        .hint("try again when it has arrived; --force deletes it all the same"))
 }
 
 /// A device or an export stays when its disk is deleted, and with it everything that is destaged.
@@ -341,7 +353,7 @@ mod tests {
     use weir_cluster::records::NodeRef;
 
     use super::*;
-    use crate::control::disk::tests::{disk_of_a, node};
+    use crate::control::disk::tests::{disk_of_a, node, volume_in};
     use crate::control::rights;
 
     /// Its guests use the disk.
@@ -371,5 +383,28 @@ mod tests {
             let other = operations.delete("d", wanted(false)).await.unwrap_err();
             assert!(other.message.contains("volume"), "{other}");
         }
+    }
+
+    /// Between its owners a disk has no owner and no connection, and its guest uses it all the same.
+    #[tokio::test]
+    async fn a_disk_that_is_being_moved_is_deleted_only_by_force() {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        let volume = volume_in(&node, directory.path()).await;
+        volume.create_disk("d", 1 << 20).unwrap();
+        disk_of_a(&node, |record| (record.owner, record.heir) = (None, Some(NodeRef::new("b", 1)))).await;
+        let operations = Operations::new(Arc::clone(&node), Arc::default(), Arc::default());
+        let wanted = |force, dry_run| Delete { name: "d".into(), force, dry_run, ..Delete::default() };
+        for dry_run in [true, false] {
+            let refused = operations.delete("d", wanted(false, dry_run)).await.unwrap_err();
+            assert_eq!(refused.kind, ApiErrorKind::Unavailable);
+            assert!(refused.message.contains("d is being moved to node b"), "{refused}");
+        }
+        // It has been passed on since it was looked at.
+        let refused = operations.remove("d", false).await.unwrap_err();
+        assert!(refused.message.contains("is being moved"), "{refused}");
+        assert!(volume.disk_path("d").unwrap().exists());
+        operations.delete("d", wanted(true, false)).await.unwrap();
+        assert!(!volume.disk_path("d").unwrap().exists());
     }
 }

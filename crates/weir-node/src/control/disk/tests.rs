@@ -23,7 +23,7 @@ use weir_cluster::records::{
 };
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::right::{Event, GrantSet, GrantTimes};
-use weir_volume::Trace;
+use weir_volume::{DirVolume, Trace};
 
 use super::*;
 use crate::config::Config;
@@ -180,6 +180,17 @@ pub(crate) async fn disk_of_a(node: &Node, change: impl FnOnce(&mut DiskRecord))
     let mut disks = node.records.disks.changes();
     disks.wait_for(|known| known.contains_key("d")).await.unwrap();
     record
+}
+
+/// An empty volume `v` in a directory, in the registry.
+pub(crate) async fn volume_in(node: &Node, directory: &std::path::Path) -> DirVolume {
+    let path = directory.join("volume");
+    std::fs::create_dir(&path).unwrap();
+    let volume = DirVolume::open(&path).unwrap();
+    let id = volume.identify(7).unwrap();
+    let entry = VolumeRecord::dir("v", path, id);
+    node.registry.transact(entry.create(keys::volume("v"))).await.unwrap();
+    volume
 }
 
 /// P4: an owner that was silent before this node released the disk may have owned it since, and written.
