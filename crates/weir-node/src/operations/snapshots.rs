@@ -128,17 +128,40 @@ impl Operations {
             }
         };
         let made = made?;
-        for (record, one) in records.iter().zip(&made) {
-            // Another node may have deleted a closed disk in a directory meanwhile, and its name is free.
-            if self.record(&record.name).await.is_ok_and(|now| now.id == record.id) {
-                continue;
-            }
-            let (files, one) = (Files::of(node, volume), one.clone());
-            blocking(move || snapshot::remove(&*files.open()?, &one.disk, &one.name)).await?;
-            let message = format!("disk {} has been deleted meanwhile", record.name);
-            return Err(ApiError::new(ApiErrorKind::NotFound, message));
-        }
+        self.check_still_there(&records, &volume, &made).await?;
         Ok(made)
+    }
+
+    /// Another node may have deleted a closed disk in a directory meanwhile, and its name is free: then no snapshot of the group stays. Only
+    /// the registry's word counts for that. Without an answer they stay: the barriers have proved what they hold.
+    async fn check_still_there(
+        &self,
+        records: &[DiskRecord],
+        volume: &VolumeRecord,
+        made: &[Snapshot],
+    ) -> Answer<()> {
+        let mut gone = None;
+        for record in records {
+            let is_gone = match self.record(&record.name).await {
+                Ok(now) => now.id != record.id,
+                Err(error) => error.kind == ApiErrorKind::NotFound,
+            };
+            gone = gone.or(is_gone.then_some(&record.name));
+        }
+        let Some(gone) = gone else { return Ok(()) };
+        let (files, made) = (Files::of(&self.node, volume.clone()), made.to_vec());
+        blocking(move || {
+            let files = files.open()?;
+            let remove = |one: &Snapshot| match snapshot::remove(&*files, &one.disk, &one.name) {
+                // Its disk's deletion has removed it.
+                Err(VolumeError::NotFound(_)) => Ok(()),
+                removed => removed,
+            };
+            let removed: Vec<Result<(), VolumeError>> = made.iter().map(remove).collect();
+            removed.into_iter().collect::<Result<(), VolumeError>>()
+        })
+        .await?;
+        Err(ApiError::new(ApiErrorKind::NotFound, format!("disk {gone} has been deleted meanwhile")))
     }
 
     /// Whether the filesystem can have them, and their names are free: on the node that reaches it.
@@ -599,5 +622,56 @@ fn view(snapshot: &Snapshot) -> SnapshotView {
         size: snapshot.size,
         allocated: snapshot.allocated,
         made: rfc3339(snapshot.made_unix_ms()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use weir_cluster::records::{Policy, Record, keys};
+    use weir_cluster::registry::Transaction;
+
+    use super::*;
+    use crate::control::disk::tests::{node_at, volume_in};
+    use crate::control::faulty_registry::RegistryFaults;
+
+    /// No answer is not the answer that a disk is gone; and where one is gone, a part of the group is of no use.
+    #[tokio::test]
+    async fn a_group_of_snapshots_goes_only_with_one_of_its_disks() {
+        let directory = tempfile::tempdir().unwrap();
+        let faults = Arc::<RegistryFaults>::default();
+        let (node, _told) = node_at(directory.path(), faults.clone()).await;
+        let files = volume_in(&node, directory.path()).await;
+        let volume = node.volume("v").await.unwrap();
+        let mut records = Vec::new();
+        for (name, id) in [("d", 1), ("e", 2)] {
+            let source = Source::File { name: name.into() };
+            let mut record = DiskRecord::new(name, "v", source, 1 << 20, 4096, Policy::WriteThrough);
+            record.id = id;
+            node.registry.transact(record.create(keys::disk(name))).await.unwrap();
+            std::fs::write(files.path().join(format!("{name}@s.snap")), [1; 512]).unwrap();
+            records.push(record);
+        }
+        let made = snapshot::list(&files, None).unwrap();
+        let operations = Operations::new(Arc::clone(&node), Arc::default(), Arc::default());
+        let check = || operations.check_still_there(&records, &volume, &made);
+        check().await.unwrap();
+        faults.away.store(true, Ordering::Relaxed);
+        check().await.unwrap();
+        faults.away.store(false, Ordering::Relaxed);
+        assert_eq!(snapshot::list(&files, None).unwrap().len(), 2);
+
+        // Another disk has got the name.
+        let other = DiskRecord { id: 3, ..records[1].clone() };
+        let replaced = Transaction::new().put(keys::disk("e"), other.encode());
+        node.registry.transact(replaced).await.unwrap();
+        let gone = check().await.unwrap_err();
+        assert_eq!(gone.kind, ApiErrorKind::NotFound);
+        assert!(gone.message.contains("disk e has been deleted"), "{gone}");
+        assert_eq!(snapshot::list(&files, None).unwrap(), []);
+        node.registry.transact(Transaction::new().delete(keys::disk("d"))).await.unwrap();
+        let gone = check().await.unwrap_err();
+        assert!(gone.message.contains("disk d has been deleted"), "{gone}");
     }
 }
