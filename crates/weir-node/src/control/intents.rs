@@ -24,6 +24,8 @@ pub struct Intents {
     bars: Mutex<BTreeSet<String>>,
     /// Since when others have been seen to be gone.
     gone: Mutex<Gone>,
+    /// Since when owners of disks that are to be deleted have been seen to have ended.
+    ended: Mutex<Gone>,
 }
 
 impl Intents {
@@ -70,6 +72,19 @@ impl Intents {
     /// Since when a process has been gone without a break; `None` of one that is there.
     pub(super) fn gone_since(&self, process: &NodeRef, is_live: bool, now: Nanos) -> Option<Nanos> {
         lock(&self.gone).look(process, is_live, now)
+    }
+
+    /// Since when an owner has been seen to have ended; `None` of one that is not known to have.
+    pub(super) fn ended_since(
+        &self,
+        process: &NodeRef,
+        has_ended: impl Fn(&NodeRef) -> bool,
+        now: Nanos,
+    ) -> Option<Nanos> {
+        let mut ended = lock(&self.ended);
+        // The registry forgets those that nothing names any more.
+        ended.forget_live(|known| !has_ended(known));
+        ended.look(process, !has_ended(process), now)
     }
 
     /// Processes that are there are not gone any more.

@@ -387,27 +387,44 @@ async fn forget_export(node: &Node, entry: &Entry, record: &DiskRecord, lost: &s
     }
 }
 
-/// Refuses to delete a disk on a LUN, or on a server, to whose blocks former owners may still write: they would be another disk's (I4).
+/// Refuses to delete a disk on a LUN, or on a server, to whose blocks former owners may still write: they would be another disk's (I4). In a
+/// directory the kernel frees a file's blocks only when nobody has it open any more, for requests in flight either; a device stays.
 ///
 /// # Errors
 /// That, or there is no such volume.
 pub async fn check_former(node: &Node, record: &DiskRecord) -> Result<(), ApiError> {
+    check_former_at(node, record, Nanos::now()).await
+}
+
+async fn check_former_at(node: &Node, record: &DiskRecord, now: Nanos) -> Result<(), ApiError> {
     let blocks = match node.volume(&record.volume).await?.kind {
         VolumeKind::Lun => "its blocks on the LUN",
         VolumeKind::Nbd => "its export",
         _ => return Ok(()),
     };
-    let name = &record.name;
-    // An owner that is gone is not a former one before another node has taken the disk over.
+    let (name, grace) = (&record.name, node.config.lease.fence_grace);
+    // An owner that is gone is not a former one before another node has taken the disk over. Its I/O outlasts its process, and nobody can
+    // see it on a LUN or at a server: so its end counts after the time that a takeover waits for (P4).
     let gone = record.owner.as_ref().filter(|owner| **owner != node.session.node_ref());
-    let is_gone = gone.is_some_and(|owner| !node.records.has_stopped(owner));
-    if record.former.is_empty() && !is_gone {
-        return Ok(());
-    }
-    let message = format!("former owners of disk {name} may still write to {blocks}");
-    let grace = node.config.lease.fence_grace;
-    let hint =
+    let opens =
         format!("`weir disk export {name}` opens it, and its owner finds out within {grace}: delete it then");
+    let hint = match gone {
+        None if record.former.is_empty() => return Ok(()),
+        Some(gone) if record.former.is_empty() => {
+            match node.intents.ended_since(gone, |process| node.records.has_stopped(process), now) {
+                Some(since) if now >= since + grace.0 => return Ok(()),
+                Some(since) => {
+                    let wait = (since + grace.0 - now).as_secs_f64().ceil();
+                    format!(
+                        "{gone} has ended: delete the disk again in {wait} s (lease.fence_grace). Or {opens}"
+                    )
+                }
+                None => opens,
+            }
+        }
+        _ => opens,
+    };
+    let message = format!("former owners of disk {name} may still write to {blocks}");
     Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))
 }
 
@@ -604,10 +621,11 @@ impl<'a> Note<'a> {
 
 #[cfg(test)]
 mod tests {
-    use weir_cluster::records::{EventRecord, NodeRef, Policy, Source};
+    use weir_cluster::membership::declare_stopped;
+    use weir_cluster::records::{EventRecord, FormerOwner, NodeRef, Policy, Source};
 
     use super::*;
-    use crate::control::disk::tests::{node, node_at, volume_in};
+    use crate::control::disk::tests::{disk_of_a, node, node_at, volume_in};
     use crate::control::faulty_registry::RegistryFaults;
 
     /// A volume that does not answer holds up what was left in it, and no more: the other volumes are looked at, and one attempt waits.
@@ -735,6 +753,47 @@ mod tests {
         assert!(refused.message.contains("is being deleted already"), "{refused}");
         drop(first);
         assert!(node.registry.get(&entry.key).await.unwrap().is_some());
+    }
+
+    /// Its kernel may still write to the blocks, which would be another disk's by then. A takeover waits for as long.
+    #[tokio::test]
+    async fn the_end_of_its_owner_frees_a_disks_blocks_only_after_the_fence_grace() {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        let server = VolumeRecord::nbd("v", "nbd://127.0.0.1:1".into(), 7);
+        node.registry.transact(server.create(keys::volume("v"))).await.unwrap();
+        let (gone, grace) = (NodeRef::new("b", 1), node.config.lease.fence_grace.0);
+        let record = disk_of_a(&node, |record| record.owner = Some(gone.clone())).await;
+        let check = |record: &DiskRecord, now| {
+            let (node, record) = (Arc::clone(&node), record.clone());
+            async move { check_former_at(&node, &record, now).await }
+        };
+        let start = Nanos::now();
+        for now in [start, start + grace * 2] {
+            let refused = check(&record, now).await.unwrap_err();
+            assert!(refused.message.contains("may still write to its export"), "{refused}");
+            assert!(refused.hint.starts_with("`weir disk export d` opens it"), "{}", refused.hint);
+        }
+        // Silent for long, and known to have ended only now.
+        declare_stopped(&*node.registry, &gone).await.unwrap();
+        let mut changes = node.records.changes();
+        while !node.records.has_stopped(&gone) {
+            changes.next().await;
+        }
+        let ended = start + grace * 2;
+        for now in [ended, ended + grace / 2] {
+            let refused = check(&record, now).await.unwrap_err();
+            assert_eq!(refused.kind, ApiErrorKind::Refused);
+            let wait = format!("again in {} s", (ended + grace - now).as_secs());
+            assert!(refused.hint.contains(&wait), "{}", refused.hint);
+        }
+        check(&record, ended + grace).await.unwrap();
+        // Another node has taken the disk over, and says when its I/O is over.
+        let former = vec![FormerOwner::silent(gone, 2)];
+        for owner in [None, Some(NodeRef::new("a", 1)), Some(NodeRef::new("c", 1))] {
+            let taken = DiskRecord { owner, former: former.clone(), ..record.clone() };
+            check(&taken, ended + grace).await.unwrap_err();
+        }
     }
 
     /// A large file can take longer to remove than a request waits: the record is gone by then.

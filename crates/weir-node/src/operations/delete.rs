@@ -53,15 +53,14 @@ impl Operations {
         if let Some(owner) = self.owner_elsewhere(name).await? {
             return self.forward(&owner, name, "delete", &wanted).await;
         }
-        if record.owner.is_none()
-            && let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await?
-        {
-            return self.forward(&coordinator, name, "delete", &wanted).await;
-        }
-        if record.owner.is_none() {
+        self.check_not_serving(&record).await?;
+        // Also if its owner is gone: whoever removes the file finds out what is over of that owner's I/O.
+        if record.owner.as_ref() != Some(&self.me()) {
+            if let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await? {
+                return self.forward(&coordinator, name, "delete", &wanted).await;
+            }
             self.check_coordinated(&record.volume).await?;
         }
-        self.check_not_serving(&record).await?;
         if !wanted.dry_run {
             self.check_former(&record).await?;
         }
