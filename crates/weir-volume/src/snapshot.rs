@@ -273,6 +273,25 @@ pub fn remove(files: &dyn Files, disk: &str, snapshot: &str) -> Result<(), Volum
     files.sync()
 }
 
+/// Removes all snapshots of a disk, durably, and returns them.
+///
+/// # Errors
+/// The system's.
+pub fn remove_all(files: &dyn Files, disk: &str) -> Result<Vec<Snapshot>, VolumeError> {
+    let found = list(files, Some(disk))?;
+    for one in &found {
+        match files.remove(&file_of(disk, &one.name)?) {
+            // Its maker has removed it.
+            Err(VolumeError::NotFound(_)) => {}
+            removed => removed?,
+        }
+    }
+    if !found.is_empty() {
+        files.sync()?;
+    }
+    Ok(found)
+}
+
 /// Makes `to`, which is empty, share all blocks of `from`, durably.
 ///
 /// # Errors

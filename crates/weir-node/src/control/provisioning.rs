@@ -12,7 +12,7 @@
 //! ended and create a disk of the same name. It would then remove that disk's file: the storage is not fenced against it.
 
 use std::future::Future;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +20,8 @@ use weir_block::Nanos;
 use weir_cluster::records::{DiskRecord, Record, Step, UnfinishedRecord, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{Entry, RegistryError, Transaction};
 use weir_volume::disk_files::delete_unwritten;
-use weir_volume::{DirVolume, DiskFiles, LunVolume, VolumeError, snapshot};
+use weir_volume::snapshot::{self, Snapshot};
+use weir_volume::{DirVolume, DiskFiles, LunVolume, VolumeError};
 
 use super::decide::is_live;
 use super::intents::UnderWay;
@@ -586,28 +587,43 @@ impl<'a> Note<'a> {
         let removed = blocking(move || {
             let volume = files.open()?;
             let path = volume.disk_path(&name)?;
-            match step {
-                Step::Making => delete_unwritten(&*volume, &name, clone)?,
+            let snapshots = match step {
+                Step::Making => {
+                    delete_unwritten(&*volume, &name, clone)?;
+                    Vec::new()
+                }
                 Step::Removing => {
                     snapshot::remove_unfinished(&*volume, &name)?;
+                    // There was none when the deletion was decided. Without their disk, nobody could list or delete them, and they would
+                    // keep its name from the next one.
+                    let snapshots = snapshot::remove_all(&*volume, &name)?;
                     volume.delete_if_there(&name)?;
+                    snapshots
                 }
-            }
-            Ok(path)
+            };
+            Ok((path, snapshots))
         });
-        let path = removed.await?;
+        let (path, snapshots) = removed.await?;
         if step == Step::Removing {
             self.node.coordinators.update(&volume_name, |state| state.deleted = Some(Nanos::now()));
-            let lost = Some(&self.record.lost).filter(|lost| !lost.is_empty());
-            let lost = lost.map_or_else(String::new, |lost| format!("; lost: {lost}"));
-            self.node.journal.tell(
-                "disk-deleted",
-                &self.record.disk,
-                format!("{} is gone{lost}", path.display()),
-            );
+            self.tell_deleted(&path, &snapshots);
         }
         self.strike_off().await;
         Ok(path)
+    }
+
+    fn tell_deleted(&self, path: &Path, snapshots: &[Snapshot]) {
+        let UnfinishedRecord { disk, lost, .. } = &self.record;
+        let mut text = format!("{} is gone", path.display());
+        if !snapshots.is_empty() {
+            let names: Vec<String> =
+                snapshots.iter().map(|one| format!("{}@{}", one.disk, one.name)).collect();
+            text += &format!(", with what was made during its deletion: {}", names.join(", "));
+        }
+        if !lost.is_empty() {
+            text += &format!("; lost: {lost}");
+        }
+        self.node.journal.tell("disk-deleted", disk, text);
     }
 
     /// The step is done, or left nothing. If the registry does not answer, a later process removes the note.
@@ -728,15 +744,48 @@ mod tests {
         std::fs::write(&path, [1; 512]).unwrap();
         assert_eq!(finish_others(&node, "d").await.unwrap(), Some(path.clone()));
         assert!(!path.exists());
-        let told = loop {
+        let told = deletion_of(&node, "d").await;
+        assert!(told.ends_with("d.raw is gone; lost: 3 MiB"), "{told}");
+    }
+
+    /// What the event says about the deletion of a disk.
+    async fn deletion_of(node: &Node, disk: &str) -> String {
+        loop {
             let listing = node.registry.list(keys::EVENTS).await.unwrap();
-            let events = listing.entries.iter().map(|entry| EventRecord::of(entry).unwrap());
-            if let Some(event) = events.into_iter().find(|event| event.kind == "disk-deleted") {
-                break event;
+            let mut events = listing.entries.iter().map(|entry| EventRecord::of(entry).unwrap());
+            if let Some(event) = events.find(|event| event.kind == "disk-deleted" && event.subject == disk) {
+                return event.text;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
-        };
-        assert!(told.subject == "d" && told.text.ends_with("; lost: 3 MiB"), "{told:?}");
+        }
+    }
+
+    /// An owner elsewhere decides a deletion by force while the coordinator makes a snapshot: then the note is carried out.
+    #[tokio::test]
+    async fn no_snapshot_outlives_its_disk() {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        let volume = volume_in(&node, directory.path()).await;
+        let by = NodeRef::new("other", 1);
+        let (disk, of) = ("d".to_owned(), "v".to_owned());
+        let note =
+            UnfinishedRecord { disk, volume: of, step: Step::Removing, by, lost: String::new(), clone: 0 };
+        node.registry.transact(note.create(keys::unfinished("d"))).await.unwrap();
+        declare_stopped(&*node.registry, &note.by).await.unwrap();
+        for file in ["d.raw", "d@s.snap", "d@t.snap", "d@0000000000000001.new", "e.raw", "e@s.snap"] {
+            std::fs::write(volume.path().join(file), [1; 512]).unwrap();
+        }
+        assert!(finish_others(&node, "d").await.unwrap().is_some());
+        let mut left: Vec<String> =
+            snapshot::Files::list(&volume).unwrap().into_iter().map(|entry| entry.name).collect();
+        left.retain(|name| !name.starts_with('.'));
+        left.sort();
+        assert_eq!(left, ["e.raw", "e@s.snap"]);
+        let told = deletion_of(&node, "d").await;
+        assert!(told.ends_with("during its deletion: d@s, d@t"), "{told}");
+        let source = Source::File { name: "d".into() };
+        let next = DiskRecord::new("d", "v", source, 1 << 20, 512, Policy::WriteBack(1));
+        make(&node, &next, Origin::Empty).await.unwrap();
     }
 
     /// The owner's task retries to open the disk while the storage delays the deletion.
