@@ -2,12 +2,14 @@
 //!
 //! Snapshot `s` of disk `d` is the file `d@s.snap`. Names of disks have no `@`, so that no snapshot is taken for a disk. The file gets
 //! this name when it is complete and durable, so the directory is the whole truth about snapshots: there is no record of them
-//! elsewhere. Until then it has a name that ends with `.new`, and whoever made it may have ended: such files are removed by the next snapshot of the disk.
+//! elsewhere. Until then it has a name that ends with `.new`, and whoever made it may have ended: such files are removed by the next snapshot of the disk,
+//! and by the next coordinator of a volume on a LUN.
 //!
 //! A disk goes back to a snapshot by a file that shares the snapshot's blocks and takes the name of the disk's file ([`Replacement`]); so does a copy of
 //! the disk in fewer pieces.
 
 use std::cmp::Ordering;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::path::PathBuf;
@@ -228,16 +230,25 @@ impl Unfinished {
     }
 }
 
-/// The disks whose content somebody has begun to copy to another file, and has ended or still does.
+/// A disk of which something is unfinished.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Interrupted {
+    /// The disk.
+    pub disk: String,
+    /// Its own content was being copied to another file.
+    pub is_copy: bool,
+}
+
+/// The disks of which something is unfinished, whether whoever has begun it has ended or goes on.
 ///
 /// # Errors
 /// The system's.
-pub fn interrupted_copies(files: &dyn Files) -> Result<Vec<String>, VolumeError> {
-    let disk = |entry: &Entry| {
+pub fn interrupted(files: &dyn Files) -> Result<BTreeSet<Interrupted>, VolumeError> {
+    let of = |entry: &Entry| {
         let (disk, rest) = entry.name.strip_suffix(UNFINISHED)?.split_once('@')?;
-        rest.starts_with(COPY).then(|| disk.to_owned())
+        Some(Interrupted { disk: disk.to_owned(), is_copy: rest.starts_with(COPY) })
     };
-    Ok(files.list()?.iter().filter_map(disk).collect())
+    Ok(files.list()?.iter().filter_map(of).collect())
 }
 
 /// Removes, durably, what was never finished of a disk: snapshots, rollbacks, and the disk itself as a clone. Whoever makes them does not
@@ -349,7 +360,7 @@ pub struct Begun {
 
 impl Replacement {
     /// Begins an empty file. Removes what was left unfinished of the disk. `number`: no other unfinished file has it. `is_copy`: the disk's
-    /// own content is copied to it ([`interrupted_copies`]).
+    /// own content is copied to it ([`Interrupted::is_copy`]).
     ///
     /// # Errors
     /// [`VolumeError::NotFound`], or the system's.

@@ -22,6 +22,8 @@ pub struct Intents {
     leftovers: Mutex<BTreeSet<String>>,
     /// Disks whose volume is looked at for what their former owners have left.
     bars: Mutex<BTreeSet<String>>,
+    /// Snapshots that exist while clones are made of them.
+    clones: Mutex<BTreeSet<String>>,
     /// Since when others have been seen to be gone.
     gone: Mutex<Gone>,
     /// Since when owners of disks that are to be deleted have been seen to have ended.
@@ -57,6 +59,16 @@ impl Intents {
     /// Begins to remove what the former owners of a disk have left. `None` while an earlier attempt waits for the storage (P10).
     pub(super) fn begin_bar(&self, disk: &str) -> Option<UnderWay<'_>> {
         UnderWay::begin(&self.bars, disk)
+    }
+
+    /// Begins a clone, which has its own snapshot of this name. `None` if one is under way.
+    pub(crate) fn begin_clone(&self, snapshot: &str) -> Option<UnderWay<'_>> {
+        UnderWay::begin(&self.clones, snapshot)
+    }
+
+    /// Whether a clone that has this snapshot is being made here.
+    pub(crate) fn is_being_cloned(&self, snapshot: &str) -> bool {
+        lock(&self.clones).contains(snapshot)
     }
 
     /// Whether a deletion is under way here: nothing opens the disk.

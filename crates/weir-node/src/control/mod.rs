@@ -14,6 +14,7 @@
 //! - [`flash`]: the logs on this node's flash when it starts;
 //! - [`capacity`], [`admission`]: this node's capacity for write logs, and its limit;
 //! - [`provisioning`], [`intents`]: files of disks that are being created or deleted;
+//! - [`clone_snapshots`]: snapshots that are there only while a clone is made;
 //! - [`supervisor`]: starts the tasks, routes the shards' notices, keeps the membership;
 //! - [`coordinators`]: the volumes on LUNs, as this node sees them;
 //! - [`readers`]: which other nodes' programs may read disks here;
@@ -30,6 +31,7 @@ pub mod agreement;
 pub mod capacity;
 pub mod change;
 pub mod clocks;
+pub(crate) mod clone_snapshots;
 pub mod compactions;
 pub mod coordinators;
 pub mod copies;

@@ -23,6 +23,7 @@ use weir_volume::disk_files::delete_unwritten;
 use weir_volume::snapshot::{self, Snapshot};
 use weir_volume::{DirVolume, DiskFiles, LunVolume, VolumeError};
 
+use super::clone_snapshots::LEFTOVER_REMOVED;
 use super::decide::is_live;
 use super::intents::UnderWay;
 use super::lun_disks;
@@ -513,7 +514,7 @@ async fn take_over(node: &Node, entry: &Entry) -> Result<PathBuf, ApiError> {
             if step == Step::Making {
                 let text =
                     format!("{} was left by a process that ended while it made the disk", path.display());
-                node.journal.tell("leftover-removed", &disk, text);
+                node.journal.tell(LEFTOVER_REMOVED, &disk, text);
             }
             Ok(path)
         }

@@ -2,7 +2,7 @@
 //! node's turn, and mounts its filesystem ([`weir_volume::lun::shell`] decides and acts; this is its way to the registry).
 //!
 //! - [`find`]: the LUN of a volume among this host's devices;
-//! - [`leftover`]: copies of disks that a former coordinator did not get done;
+//! - [`leftover`]: what a former coordinator has begun and did not get done;
 //! - [`turn`]: whose turn it is, as a pure function;
 //! - [`volume`]: the task of one volume.
 

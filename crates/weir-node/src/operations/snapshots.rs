@@ -24,7 +24,7 @@ use crate::api::{
 use crate::client::SNAPSHOT;
 use crate::control::node::{blocking, random, volume_error};
 use crate::control::provisioning::{Files, Origin, to_its_end};
-use crate::control::{Node, lun_disks};
+use crate::control::{Node, clone_snapshots, lun_disks};
 use crate::shard::barrier::{HELD, REACHED};
 use crate::shard::messages::{Command, ServedChange};
 use crate::timestamps::rfc3339;
@@ -467,9 +467,11 @@ impl Operations {
         let (disk, CloneDisk { name, snapshot, policy, medium, limit }) = (record.name.clone(), wanted);
         let own = match &snapshot {
             Some(snapshot) => snapshot.clone(),
-            None => format!("clone-{:016x}", random()),
+            None => clone_snapshots::name(&self.me(), random()),
         };
         check_snapshot(&disk, &own)?;
+        // Or a sweep for what others have left would take it for that.
+        let _cloning = if snapshot.is_none() { self.node.intents.begin_clone(&own) } else { None };
         if snapshot.is_none() {
             let only = CreateSnapshot { name: own.clone(), group: Vec::new() };
             self.create_snapshot(&disk, only).await?;

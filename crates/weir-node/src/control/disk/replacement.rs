@@ -17,16 +17,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use weir_block::Nanos;
 use weir_cluster::ownership::{self, Refusal};
-use weir_cluster::records::{DiskRecord, Source, VolumeKind};
+use weir_cluster::records::{DiskRecord, Source, VolumeKind, VolumeRecord};
 use weir_volume::snapshot::{self, Begun, Replacement};
 use weir_volume::{DiskFiles, VolumeError, compaction};
 
 use super::record::PATIENCE;
 use super::{Came, DiskTask, NewContent};
 use crate::control::compactions::Compaction;
-use crate::control::lun_disks;
 use crate::control::node::{blocking, random};
 use crate::control::provisioning::{Files, to_its_end};
+use crate::control::{Node, clone_snapshots, lun_disks};
 use crate::error::{ApiError, ApiErrorKind};
 
 /// What replaces a disk's file, and the snapshot that was made of the present one.
@@ -116,7 +116,7 @@ impl DiskTask {
             let volume = node.volume(&volume).await?;
             if volume.kind == VolumeKind::Lun {
                 // Its coordinator alone changes the names of files there, and serves a disk to nobody meanwhile.
-                return Ok(());
+                return Ok(None);
             }
             let Some(_alone) = node.intents.begin_bar(&disk) else {
                 let message = format!(
@@ -125,10 +125,27 @@ impl DiskTask {
                 );
                 return Err(ApiError::new(ApiErrorKind::Unavailable, message));
             };
-            blocking(move || snapshot::remove_unfinished(&*Files::Dir(volume).open()?, &name)).await
+            let (files, file) = (Files::Dir(volume.clone()), name.clone());
+            blocking(move || snapshot::remove_unfinished(&*files.open()?, &file)).await?;
+            Ok(Some((volume, name)))
         });
-        self.storage(bar).await.map_err(|error| error.message)
+        if let Some((volume, name)) = self.storage(bar).await.map_err(|error| error.message)? {
+            let node = Arc::clone(&self.node);
+            weir_task::spawn(async move { drop_clones(&node, &volume, name).await });
+        }
+        Ok(())
     }
+}
+
+/// In a directory the owner makes the clones of its disk, and nobody waits for those of an owner that has ended. If it lives all the same, its
+/// clone may fail.
+async fn drop_clones(node: &Node, volume: &VolumeRecord, disk: String) {
+    let (me, live) = (node.session.node_ref(), node.records.nodes.now());
+    let is_left = |name: &str| {
+        let mut makers = live.values().map(|one| one.node_ref()).chain([me.clone()]);
+        !makers.any(|maker| clone_snapshots::is_of(name, &maker))
+    };
+    clone_snapshots::remove_left(node, volume, Some(disk), is_left).await;
 }
 
 /// Everything that takes long. `coordinates`: this process coordinates the volume, in this epoch, and does not stop. Blocks.

@@ -157,6 +157,7 @@ async fn node_of(
         capacity: LogCapacity::default(),
         intents: crate::control::intents::Intents::default(),
         coordinators: crate::control::coordinators::Coordinators::default(),
+        owner_fences: OwnerFences::default(),
         readers: crate::control::readers::places(),
     };
     (Arc::new(node), heard)

@@ -7,6 +7,7 @@ use weir_cluster::view::View;
 use weir_volume::DirVolume;
 
 use super::*;
+use crate::control::clone_snapshots;
 use crate::error::ApiErrorKind;
 
 /// Volume `v` with this identity, in the registry.
@@ -36,6 +37,33 @@ async fn the_file_must_be_in_the_volume_that_the_registry_has() {
         }
     };
     assert!(opened.contains("\"/w/d.raw\"") && opened.contains("volume: Some(8)"), "{opened}");
+}
+
+/// What a former owner may still give the disk's name is barred first. The snapshots of its clones, which ended with it, go with no haste; those of
+/// others' clones stay, and so do an operator's.
+#[tokio::test]
+async fn a_takeover_removes_what_the_former_owner_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, _told) = node(directory.path()).await;
+    let files = volume_in(&node, directory.path()).await;
+    let gone = NodeRef::new("b", 1);
+    let of = |maker: &NodeRef| format!("d@{}.snap", clone_snapshots::name(maker, 1));
+    let (left, own) = (of(&gone), of(&node.session.node_ref()));
+    let unfinished = "d@0000000000000001.new";
+    for file in ["d.raw", "d@s.snap", "e@s.snap", unfinished, &left, &own] {
+        std::fs::write(files.path().join(file), [1; 512]).unwrap();
+    }
+    let record = disk_of_a(&node, |record| record.former = vec![FormerOwner::silent(gone, 2)]).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.open(&record).await.unwrap();
+    let exists = |file: &str| files.path().join(file).exists();
+    assert!(!exists(unfinished));
+    while exists(&left) {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    for file in ["d.raw", "d@s.snap", "e@s.snap", &own] {
+        assert!(exists(file), "{file}");
+    }
 }
 
 /// The operator has accepted the loss of the log for a disk that is to be served again: not for one that cannot be.
