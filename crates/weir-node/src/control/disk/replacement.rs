@@ -62,19 +62,32 @@ impl DiskTask {
         let (node, name) = (Arc::clone(&self.node), record.volume.clone());
         let volume = self.meanwhile(async move { node.volume(&name).await }).await??;
         let (files, disk) = (Files::of(&self.node, volume.clone()), record.name.clone());
-        let (node, name) = (Arc::clone(&self.node), volume.name.clone());
+        let (node, name, volume_kind) = (Arc::clone(&self.node), volume.name.clone(), volume.kind);
         let prepare = async move {
-            if matches!(content, NewContent::Same(_)) {
-                // Its last owner may count as one that has only lost its connection.
-                lun_disks::stop_serving(&node, &name, Some(&disk)).await;
-            }
+            let is_copy = matches!(content, NewContent::Same(_));
+            let (coordinator, of, replaced) = (Arc::clone(&node), name.clone(), disk.clone());
             let coordinates = move |epoch| {
-                let mounted = node.coordinators.get(&name).mounted;
-                !node.here.is_stopping() && mounted.is_some_and(|(now, _)| now == epoch)
+                let mounted = coordinator.coordinators.get(&of).mounted;
+                !coordinator.here.is_stopping() && mounted.is_some_and(|(now, _)| now == epoch)
             };
-            blocking(move || prepare(files.open()?.into(), &disk, content, coordinates)).await
+            let work = blocking(move || prepare(files.open()?.into(), &replaced, content, coordinates));
+            // The disk's last owner may count as one that has only lost its connection.
+            match (volume_kind, is_copy) {
+                // To keep the present content shares the blocks of the disk's file. Whoever serves the disk knows them as blocks of that file
+                // alone, and would write into the snapshot (I1, I4), also if nothing comes of the replacement afterwards.
+                (VolumeKind::Lun, false) => lun_disks::while_unserved(&node, &name, &disk, work).await,
+                // It shares nothing with the disk's file. While it goes on, which may be for hours, other disks are served.
+                (VolumeKind::Lun, true) => {
+                    lun_disks::stop_serving(&node, &name, Some(&disk)).await;
+                    work.await
+                }
+                _ => work.await,
+            }
         };
-        let prepared = self.meanwhile(prepare).await??;
+        // A task of its own: if nobody waits for it any more, the disk stays unserved until it has ended.
+        let prepared = self.meanwhile(weir_task::spawn(prepare)).await?;
+        let aborted = |_| ApiError::new(ApiErrorKind::Failed, "the preparation of another file was aborted");
+        let prepared = prepared.map_err(aborted)??;
         // That may have taken long. What follows is one change of a name.
         let session = *self.node.session.leased().borrow();
         let now = self.read(PATIENCE).await;

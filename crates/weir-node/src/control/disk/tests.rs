@@ -7,6 +7,7 @@ mod leaving;
 mod notices;
 mod opening;
 mod releasing;
+mod replacing;
 mod silence;
 mod waiting;
 
