@@ -4,9 +4,11 @@
 mod common;
 
 use std::fs::{File, OpenOptions};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
 
 use common::{LoopDevice, run, scratch};
 use weir_volume::lun::filesystem::mount::exclusive;
@@ -14,6 +16,7 @@ use weir_volume::lun::filesystem::space::{Zeroes, allocate};
 use weir_volume::lun::filesystem::superblock::{Content, Kind, Unsuitable, parse};
 use weir_volume::lun::filesystem::{Mounted, Superblock, content, layout, open_lun};
 use weir_volume::lun::leases::{Lease, Piece};
+use weir_volume::lun::serving::OpenedDisk;
 use weir_volume::{Mark, Trace};
 
 const MIB: u64 = 1 << 20;
@@ -306,4 +309,39 @@ fn a_filesystem_that_has_become_read_only_does_not_pass_for_a_good_one() {
     // As when the filesystem finds an error in itself.
     std::fs::write(format!("/sys/fs/ext4/{name}/trigger_fs_error"), "a test").unwrap();
     assert!(mounted.check().is_err());
+}
+
+/// What `xfs_io` does with a file that no path leads to, and says of it.
+fn xfs_io(file: &File, command: &str) -> String {
+    let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+    let output = Command::new("xfs_io").args(["-c", command, &path]).output().unwrap();
+    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// With a larger hint, XFS keeps blocks that it has allocated for the neighbours of a copied one, and moves them later.
+#[test]
+fn xfs_allocates_no_more_around_a_write_than_is_written() {
+    // 128 KiB, in blocks.
+    let Some((_lun, _second, mounted)) = mounted("mkfs.xfs -q -f -d extszinherit=32") else { return };
+    let mounted = Arc::new(mounted);
+    let new = mounted.create("new").unwrap();
+    assert!(xfs_io(&new, "extsize").starts_with("[0]"), "a file inherits nothing");
+    // A file of before that, or that somebody has given a hint.
+    let given = mounted.create("given").unwrap();
+    xfs_io(&given, "extsize 128k");
+    assert!(xfs_io(&given, "extsize").starts_with("[131072]"));
+    for (name, file) in [("new", &new), ("given", &given)] {
+        file.set_len(MIB).unwrap();
+        OpenedDisk::open(&mounted, name, Mark::of("n1#1")).unwrap();
+        assert!(xfs_io(file, "extsize").starts_with("[0]"), "{name}");
+        assert!(xfs_io(file, "cowextsize").starts_with("[4096]"), "{name}");
+    }
+    // The kernel takes the hint from no file that has extents.
+    let written = mounted.create("written").unwrap();
+    xfs_io(&written, "extsize 128k");
+    written.write_all_at(&Page([1; 4096]).0, 0).unwrap();
+    let refused = OpenedDisk::open(&mounted, "written", Mark::of("n1#1")).err().unwrap().to_string();
+    let words = ["written: ", "hint of 131072 bytes", "`weir disk compact`"];
+    assert!(words.iter().all(|words| refused.contains(words)), "{refused}");
 }

@@ -4,12 +4,14 @@
 //! - [`identify`], [`superblock`]: which filesystem a LUN has, and whether it suits, without mounting it;
 //! - [`mount`]: a detached mount, which no other process and no path reaches; [`by_hand`]: mounts that others have made;
 //! - [`mod@extents`]: the blocks of a file, and who may use them;
+//! - `extent_sizes`: what XFS allocates around a write;
 //! - [`space`]: space that is written with zeroes before it is used directly.
 //!
 //! Everything here blocks. It is for the coordinator's own threads, never for a shard.
 
 pub mod by_hand;
 pub mod error;
+pub(in crate::lun) mod extent_sizes;
 pub mod extents;
 mod handle;
 pub mod identify;

@@ -4,11 +4,13 @@
 //! There is nothing in Linux that keeps a defragmenter, `fstrim` or a curious user from an ordinary mount. And one that has leaked into
 //! another process's mount namespace outlives `umount`, and blocks the next coordinator (`VOLUME.md` §1).
 
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::fs::{Dir, Mode, OFlags, RenameFlags, ResolveFlags, StatVfs, StatVfsMountFlags};
@@ -20,6 +22,7 @@ use rustix::mount::{
 use weir_block::BufferPool;
 
 use super::error::FilesystemError;
+use super::extent_sizes::prepare_directory;
 use super::handle;
 use super::identify::{content, open_lun};
 use super::superblock::{Content, Kind, Superblock};
@@ -43,6 +46,8 @@ pub struct Mounted {
     _mount: OwnedFd,
     lun: PathBuf,
     superblock: Superblock,
+    /// Files of which an operator was told that they are not served.
+    told: Mutex<BTreeSet<String>>,
 }
 
 impl Mounted {
@@ -68,7 +73,18 @@ impl Mounted {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = rustix::fs::openat(&mount, ".", flags, Mode::empty())
             .map_err(|error| FilesystemError::system("open the root directory of", lun)(error.into()))?;
-        Ok(Mounted { root, _mount: mount, lun: lun.to_path_buf(), superblock })
+        if superblock.kind == Kind::Xfs {
+            prepare_directory(&root, lun)?;
+        }
+        Ok(Mounted { root, _mount: mount, lun: lun.to_path_buf(), superblock, told: Mutex::default() })
+    }
+
+    /// Tells an operator, once, why a file of it is not served: whoever wants it asks again and again.
+    pub(in crate::lun) fn tell_once(&self, name: &str, error: &FilesystemError) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if told.insert(name.to_owned()) {
+            tracing::warn!(%error, "a disk is not served, and its I/O waits");
+        }
     }
 
     /// The LUN's path on this host.
