@@ -301,6 +301,12 @@ impl<N: Copy + Debug + Ord> Claim<N> {
         self.admission.is_valid()
     }
 
+    /// This node is to coordinate the volume, as far as it has heard, and nothing has ended that since.
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.wanted
+    }
+
     /// Takes an event into account and appends what follows from it to `effects`.
     pub fn step(&mut self, event: Event<N>, effects: &mut Vec<Effect<N>>) {
         let epoch_now = self.record.epoch;

@@ -45,8 +45,10 @@ impl Shared {
                 self.is_well("survey");
                 let _ = self.answers.send(Answer::Permitted { wish, revision });
             }
-            Err(error) => self.fail("survey", error.to_string()),
+            // Whoever wishes it repeats that: another survey follows.
+            Err(error) => self.report("survey", error.to_string()),
         }
+        self.is_surveying.store(false, Ordering::Relaxed);
     }
 
     pub(super) fn goes_on(&self, number: u64) -> bool {

@@ -12,6 +12,8 @@ mod failures;
 mod heart;
 mod look;
 mod mount;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -133,8 +135,13 @@ pub struct Shell {
     record: Record<u64>,
     /// This process has proposed a record without itself.
     has_left: bool,
-    /// Numbers the wishes of whoever decides: an answer to an earlier one does not count.
+    /// Numbers the wishes of whoever decides: an answer to an earlier one does not count. A wish that is repeated on the same revision is
+    /// the same one: the LUN may take longer for an answer than the pause between two.
     wish: u64,
+    /// The revision of the last wish, if that is to coordinate.
+    wished: Option<u64>,
+    /// The look at the area for it is still to begin.
+    is_survey_due: bool,
     /// A revision whose epoch is older than the LUN's, and since when.
     outdated: Option<(u64, Nanos)>,
     /// When the key was looked for.
@@ -152,6 +159,8 @@ struct Shared {
     heart: Mutex<Heart>,
     /// The number of the heartbeat that goes on; 0: none.
     beating: AtomicU64,
+    /// A thread looks at the heartbeat area: one at a time, as the LUN may not answer (P10).
+    is_surveying: AtomicBool,
     /// A thread looks for the key.
     is_checking: AtomicBool,
     /// A thread looks at the LUN.
@@ -187,6 +196,7 @@ impl Shell {
             mounted: Mutex::default(),
             heart: Mutex::default(),
             beating: AtomicU64::new(0),
+            is_surveying: AtomicBool::new(false),
             is_checking: AtomicBool::new(false),
             is_looking: AtomicBool::new(false),
             failures: Mutex::default(),
@@ -203,6 +213,8 @@ impl Shell {
             record: Record::default(),
             has_left: false,
             wish: 0,
+            wished: None,
+            is_survey_due: false,
             outdated: None,
             checked: Nanos::now(),
             looked: Nanos::now(),
@@ -232,6 +244,7 @@ impl Shell {
         for action in std::mem::take(&mut self.waiting) {
             self.start(action);
         }
+        self.survey();
         let is_due =
             self.is_admitted() && self.fencing().has_key() && Nanos::now() >= self.checked + CHECK_EVERY;
         if is_due && !self.shared.is_checking.swap(true, Ordering::Relaxed) {
@@ -247,13 +260,16 @@ impl Shell {
         match event {
             Event::Seen { revision, record } => self.seen(revision, record),
             Event::Wanted { wanted: true, revision } => {
-                self.wish += 1;
-                let (wish, epoch) = (self.wish, self.record.epoch);
-                self.begin(move |shared| shared.survey(wish, revision, epoch));
+                if self.wished.replace(revision) != Some(revision) {
+                    self.wish += 1;
+                }
+                self.is_survey_due = true;
+                self.survey();
                 Vec::new()
             }
             Event::Wanted { wanted: false, .. } => {
                 self.wish += 1;
+                (self.wished, self.is_survey_due) = (None, false);
                 self.decide(event)
             }
             event => self.decide(event),
@@ -294,6 +310,19 @@ impl Shell {
             }
             Answer::Permitted { .. } => Vec::new(),
             Answer::Notice(text) => vec![Output::Notice(text)],
+        }
+    }
+
+    /// Looks at the area for the last wish, unless a look is under way: the next one begins when that has ended.
+    fn survey(&mut self) {
+        let Some(revision) = self.wished.filter(|_| self.is_survey_due) else { return };
+        if self.claim.is_wanted() {
+            // It was permitted, and whoever wished that repeats it.
+            self.is_survey_due = false;
+        } else if !self.shared.is_surveying.swap(true, Ordering::Relaxed) {
+            self.is_survey_due = false;
+            let (wish, epoch) = (self.wish, self.record.epoch);
+            self.begin(move |shared| shared.survey(wish, revision, epoch));
         }
     }
 

@@ -1,0 +1,91 @@
+//! Wishes to coordinate, on a LUN that takes its time.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use super::*;
+use crate::lun::fence_command::FenceCommand;
+use crate::lun::heartbeat::Area;
+use crate::lun::reservations::{Key, Reservations};
+
+const VOLUME: VolumeId = VolumeId([7; 16]);
+const SOON: Duration = Duration::from_secs(60);
+
+/// On the build's own filesystem: the LUN is read past the page cache.
+fn scratch() -> tempfile::TempDir {
+    tempfile::tempdir_in(std::env::current_exe().unwrap().parent().unwrap()).unwrap()
+}
+
+/// A shell, and its LUN in the directory: a file with a heartbeat area.
+fn shell(directory: &std::path::Path) -> (Shell, Receiver<Answer>) {
+    let lun = directory.join("lun");
+    std::fs::File::create(&lun).unwrap().set_len(8 << 20).unwrap();
+    Area::create(&lun, 0, VOLUME).unwrap();
+    let me = Process { node: 1, incarnation: 1 };
+    let command = FenceCommand {
+        program: None,
+        limit: SOON,
+        volume: "v".into(),
+        lun: lun.clone(),
+        lock: directory.join("lock"),
+    };
+    let reservations = Reservations { is_on: false, lun: lun.clone(), key: Key::new(VOLUME, me), wait: SOON };
+    let fencing = Fencing::new(VOLUME, me, reservations, command);
+    let host = Host { me, name: "n1".into(), volume: VOLUME, lun, area: 0, fencing, former: Vec::new() };
+    let (answers, heard) = channel();
+    (Shell::new(host, answers), heard)
+}
+
+fn wish(shell: &mut Shell, revision: u64) {
+    assert!(shell.step(Event::Wanted { wanted: true, revision }).is_empty());
+    shell.tick();
+}
+
+/// Whoever wishes repeats it every second.
+#[test]
+fn a_survey_that_takes_longer_than_a_wish_is_the_only_one_and_its_answer_counts() {
+    let directory = scratch();
+    let (mut shell, answers) = shell(directory.path());
+    let shared = Arc::clone(&shell.shared);
+    // As while a heartbeat is on its way to a LUN that does not answer.
+    let hangs = lock(&shared.heart);
+    (0..20).for_each(|_| wish(&mut shell, 1));
+    assert_eq!(Arc::strong_count(&shared), 3, "one thread, beside the shell and this test");
+    drop(hangs);
+    let answer = answers.recv_timeout(SOON).unwrap();
+    assert!(matches!(answer, Answer::Permitted { revision: 1, .. }), "{answer:?}");
+    let _proposals = shell.take(answer);
+    assert_eq!(shell.phase(), Phase::Claiming);
+    // What is wished goes on.
+    let deadline = Nanos::now() + SOON;
+    while shared.is_surveying.load(Ordering::Relaxed) {
+        assert!(Nanos::now() < deadline, "the survey does not end");
+    }
+    (0..20).for_each(|_| wish(&mut shell, 1));
+    assert!(!shared.is_surveying.load(Ordering::Relaxed), "nothing is looked at for it");
+}
+
+#[test]
+fn a_survey_for_another_revision_does_not_count_and_the_next_one_follows() {
+    let directory = scratch();
+    let (mut shell, answers) = shell(directory.path());
+    let shared = Arc::clone(&shell.shared);
+    let hangs = lock(&shared.heart);
+    wish(&mut shell, 1);
+    wish(&mut shell, 2);
+    drop(hangs);
+    let first = answers.recv_timeout(SOON).unwrap();
+    assert!(matches!(first, Answer::Permitted { revision: 1, .. }), "{first:?}");
+    assert!(shell.take(first).is_empty());
+    assert_eq!(shell.phase(), Phase::Absent);
+    let deadline = Nanos::now() + SOON;
+    let second = loop {
+        shell.tick();
+        match answers.recv_timeout(Duration::from_millis(5)) {
+            Ok(answer) => break answer,
+            Err(_) => assert!(Nanos::now() < deadline, "no second survey"),
+        }
+    };
+    assert!(matches!(second, Answer::Permitted { revision: 2, .. }), "{second:?}");
+    let _proposals = shell.take(second);
+    assert_eq!(shell.phase(), Phase::Claiming);
+}
