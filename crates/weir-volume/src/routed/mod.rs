@@ -360,7 +360,7 @@ impl RoutedBacking {
             ToOwner::Answer { id, result, grants, data } => {
                 self.end_redirected(reactor, id, result.is_ok());
                 if let Some(data) = data {
-                    self.take_data(id, None, data)?;
+                    self.take_data(id, None, &data)?;
                 } else if result.is_ok() && self.request(id).is_some_and(|one| one.kind == RequestKind::Read)
                 {
                     return Err(LinkError::NoData);

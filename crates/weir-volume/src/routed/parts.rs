@@ -190,7 +190,7 @@ impl RoutedBacking {
         }
         let is_read = self.request(id).is_some_and(|pending| pending.kind == RequestKind::Read);
         match data {
-            Some(data) => self.take_data(id, Some(range), data)?,
+            Some(data) => self.take_data(id, Some(range), &data)?,
             None if is_read && result.is_ok() => return Err(LinkError::NoData),
             None => {}
         }

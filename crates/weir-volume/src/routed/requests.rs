@@ -147,7 +147,7 @@ impl RoutedBacking {
     }
 
     /// The coordinator's data for a read, or for a part of one.
-    pub(super) fn take_data(&mut self, id: u64, part: Option<Range>, data: Buffer) -> Result<(), LinkError> {
+    pub(super) fn take_data(&mut self, id: u64, part: Option<Range>, data: &Buffer) -> Result<(), LinkError> {
         let Some(pending) = self.request_mut(id) else { return Ok(()) };
         let offset = pending.offset;
         let Some(buffer) = &mut pending.buffer else { return Err(LinkError::NoData) };
@@ -155,13 +155,10 @@ impl RoutedBacking {
         if data.len() as u64 != end - start {
             return Err(LinkError::NoData);
         }
-        match data.len() == buffer.len() {
-            true => *buffer = data,
-            false => {
-                let target = (start - offset) as usize..(end - offset) as usize;
-                buffer.bytes_mut()[target].copy_from_slice(data.bytes());
-            }
-        }
+        // Copied, and not exchanged: a client that stops reading keeps its buffer, and one of the connection's would be missing for
+        // whatever else the coordinator has to say, recalls among it (P9).
+        let target = (start - offset) as usize..(end - offset) as usize;
+        buffer.bytes_mut()[target].copy_from_slice(data.bytes());
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use weir_block::{Code, Nanos, RequestKind};
+use weir_block::{Buffer, Code, Nanos, RequestKind};
 use weir_volume::SharedDisk;
 use weir_volume::lun::route_status::Overdue;
 
@@ -162,4 +162,39 @@ fn a_former_owner_is_turned_away() {
     world.owner.give_up(&mut world.reactor);
     world.until("a closed disk has requests in flight", |world| world.asked.is_empty());
     assert_eq!(world.errors.len(), 1);
+}
+
+/// A client that stops reading keeps what it has read. What the coordinator says to the disk is for its other clients, and for whoever wants a
+/// recall (P9).
+#[test]
+fn a_client_that_keeps_its_reads_does_not_keep_the_coordinator_from_being_heard() {
+    // Through the filesystem, and block-redirected.
+    for is_granted in [false, true] {
+        let Some(mut world) = World::new(XFS, 32 * MIB, Way::Remote, false, SEED) else { return };
+        let all = (0..32 * MIB / BLOCK).step_by(256);
+        all.clone().for_each(|start| world.ask(RequestKind::Write, start..start + 256));
+        world.drain();
+        if is_granted {
+            world.make_direct(64);
+            world.until("nothing is granted", |world| {
+                let before = world.owner.counts().block;
+                world.ask(RequestKind::Read, 0..1);
+                world.drain();
+                world.owner.counts().block > before
+            });
+        }
+        world.keeps = true;
+        // More than half of what the connection has for the coordinator's data.
+        for start in all.take(20) {
+            world.ask(RequestKind::Read, start..start + 256);
+            world.drain();
+        }
+        assert!(world.kept.iter().map(Buffer::len).sum::<usize>() as u64 == 20 * MIB);
+        world.keeps = false;
+        world.ask(RequestKind::Write, 7000..7001);
+        world.drain();
+        world.clone_disk();
+        world.kept.clear();
+        world.end();
+    }
 }

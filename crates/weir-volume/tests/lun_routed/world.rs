@@ -14,8 +14,8 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 use weir_block::{
-    Completion, Destage, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, Region, Request,
-    RequestKind, SharedFile, Tag,
+    Buffer, Completion, Destage, Engine, Event, IoError, Layer, Nanos, Outcome, Payload, Reactor, Region,
+    Request, RequestKind, SharedFile, Tag,
 };
 use weir_volume::lun::filesystem::mount::exclusive;
 use weir_volume::lun::filesystem::{Mounted, open_lun};
@@ -123,6 +123,9 @@ pub struct World {
     pub clones: Vec<(String, Vec<u64>)>,
     pub change: u64,
     pub errors: Vec<IoError>,
+    /// The client takes the data of reads, and sends them to nobody.
+    pub keeps: bool,
+    pub kept: Vec<Buffer>,
 }
 
 impl World {
@@ -175,6 +178,8 @@ impl World {
             clones: Vec::new(),
             change: 0,
             errors: Vec::new(),
+            keeps: false,
+            kept: Vec::new(),
         };
         world.serve(false);
         world.connect();
@@ -332,6 +337,11 @@ impl World {
                 let found = version_of(block, &buffer.bytes()[at..at + BLOCK as usize]);
                 let is_allowed = allowed.iter().any(|one| shown(*one) == found);
                 assert!(is_allowed, "read {version} of block {block}: version {found}, not of {allowed:?}");
+            }
+            if self.keeps
+                && let Outcome::Read(buffer) = outcome
+            {
+                self.kept.push(buffer);
             }
         } else if kind.changes_data() {
             // What was asked for before and overlaps was done before.
