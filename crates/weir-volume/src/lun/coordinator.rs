@@ -260,6 +260,12 @@ impl Coordinator {
         self.waiting.is_empty() && self.active.is_empty()
     }
 
+    /// How many jobs have come, and have not begun.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Takes an event into account and appends what follows from it to `effects`.
     pub fn step(&mut self, event: Event, effects: &mut Vec<Effect>) {
         match event {
@@ -272,16 +278,23 @@ impl Coordinator {
             Event::OwnerOver => self.owner_gone(Owner::Nobody),
             // Of a connection that is gone.
             Event::Redirected { .. } | Event::Block { .. } | Event::RecallDone(_) | Event::Prepare { .. }
-                if self.owner != Owner::Connected => {}
-            Event::Block { id, kind, piece } => self.block(Job::Block { id, kind, piece }, id, effects),
+                if self.owner != Owner::Connected =>
+            {
+                return;
+            }
+            // What comes, or begins at once, lets nothing begin that waits already.
+            Event::Block { id, kind, piece } => {
+                return self.block(Job::Block { id, kind, piece }, id, effects);
+            }
             Event::Prepare { range, allocates } => {
                 let range = neighbourhood(range, self.piece);
-                self.waiting.push_back(Job::Prepare { range, allocates });
+                return self.arrive(Job::Prepare { range, allocates }, effects);
             }
-            Event::Redirected { request, gives_up } => self.redirected(request, gives_up),
+            Event::Redirected { request, gives_up } => return self.redirected(request, gives_up, effects),
             Event::RecallDone(number) => {
-                if let Some(recall) = self.recall.as_mut().filter(|recall| recall.number == number) {
-                    recall.done = true;
+                match self.recall.as_mut().filter(|recall| recall.number == number) {
+                    Some(recall) => recall.done = true,
+                    None => return,
                 }
             }
             Event::Wanted { change, range } => {
@@ -325,11 +338,11 @@ impl Coordinator {
     }
 
     /// An owner that gives up less than the filesystem may move gets no answer: better that it waits than that data is lost.
-    fn redirected(&mut self, request: Request, gives_up: Range) {
+    fn redirected(&mut self, request: Request, gives_up: Range, effects: &mut Vec<Effect>) {
         let (start, end) = neighbourhood(request.range, self.piece);
         let covers = gives_up.0 <= start && end <= gives_up.1 || self.planted.has(Bug::NeighbourMoved);
         if covers || !request.kind.changes() {
-            self.waiting.push_back(Job::Request { request, gives_up });
+            self.arrive(Job::Request { request, gives_up }, effects);
         }
     }
 
@@ -404,6 +417,22 @@ impl Coordinator {
         grants.of(whole).filter(|piece| piece.lease != Lease::Nothing).collect()
     }
 
+    /// Starts a job that has come, unless it has to wait: it is compared with all that wait, and they are not compared with each other, which
+    /// an owner could ask for as often as it likes (P10). No change of somebody else comes this way.
+    fn arrive(&mut self, what: Job, effects: &mut Vec<Effect>) {
+        let mut before = self.waiting.iter().copied().filter(|other| !self.awaits_owner(*other));
+        match self.is_busy(what) || before.any(|other| what.excludes(other)) {
+            true => self.waiting.push_back(what),
+            false => self.begin(what, effects),
+        }
+    }
+
+    /// Something is under way that a job waits for.
+    fn is_busy(&self, what: Job) -> bool {
+        let bars = |other: Job| what.excludes(other) && !what.begins_beside(other);
+        self.active.iter().any(|active| bars(active.what)) && !self.planted.has(Bug::ChangeBesideChange)
+    }
+
     /// Starts what can be started, in order.
     fn start(&mut self, effects: &mut Vec<Effect>) {
         // Neither allocates unless something has to wait.
@@ -411,11 +440,9 @@ impl Coordinator {
         for _ in 0..self.waiting.len() {
             let Some(what) = self.waiting.pop_front() else { break };
             self.ask(what, &passed, effects);
-            let beside = self.planted.has(Bug::ChangeBesideChange);
-            let bars = |other: Job| what.excludes(other) && !what.begins_beside(other);
-            let busy = self.active.iter().any(|active| bars(active.what)) && !beside;
             let awaits_owner = self.awaits_owner(what);
-            if busy || passed.iter().any(|other| what.excludes(*other)) || !self.may_start(what) {
+            if self.is_busy(what) || passed.iter().any(|other| what.excludes(*other)) || !self.may_start(what)
+            {
                 // The owner's answer may be behind requests that would wait for the change.
                 if !awaits_owner {
                     passed.push(what);

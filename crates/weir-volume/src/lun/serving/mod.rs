@@ -55,8 +55,13 @@ const MEMORY: usize = 64 << 20;
 /// Bytes of zeroes to write from: 1,024 pieces of a write (`IOV_MAX`) are as much as any request.
 const ZEROES: usize = 4 << 20;
 
-/// Most requests of the owner that are under way at once.
+/// Most requests of the owner that are under way at once. More are not begun until some have ended.
 const MOST_OPEN: usize = 512;
+
+/// Most requests of the owner that wait for others, or for a change of somebody else. To leave them unread would leave an answer to a recall
+/// unread, too, for which they may wait. So an owner with more is none: it has at most its depth, 256, under way, and as many that wait at
+/// its end for space, and it sends each of them once to be done through the filesystem.
+const MOST_WAITING: usize = 1024;
 
 /// Whole blocks of every filesystem: less goes through the page cache, past which the owner writes.
 const UNIT: u64 = 4096;
@@ -112,6 +117,8 @@ pub struct ServedDisk {
     lun: UringEngine,
     size: u64,
     slots: Slab<Slot>,
+    /// Messages that have come, and were not looked at: too much is under way.
+    inbox: VecDeque<ToCoordinator>,
     /// Requests without an answer.
     asked: Asked,
     /// The data of a read that is answered now, and its number.
@@ -174,6 +181,7 @@ impl ServedDisk {
             lun: UringEngine::new(lun, id),
             size,
             slots: Slab::new(),
+            inbox: VecDeque::new(),
             asked: Asked::default(),
             read: None,
             layout: Leases::default(),
@@ -399,17 +407,16 @@ impl ServedDisk {
 
     fn receive(&mut self, reactor: &mut Reactor) {
         while self.slots.len() + self.starved.len() + self.held() < MOST_OPEN {
-            let (messages, more) = match self.peer.receive(reactor, &self.pool) {
-                Ok(received) => received,
-                Err(error) => return self.drop_peer(reactor, Some(&error)),
-            };
-            for message in messages {
+            if let Some(message) = self.inbox.pop_front() {
                 if let Err(error) = self.take_message(reactor, message) {
                     return self.drop_peer(reactor, Some(&error));
                 }
+                continue;
             }
-            if !more {
-                return;
+            match self.peer.receive(reactor, &self.pool) {
+                Ok((messages, more)) if messages.is_empty() && !more => return,
+                Ok((messages, _)) => self.inbox.extend(messages),
+                Err(error) => return self.drop_peer(reactor, Some(&error)),
             }
         }
     }
@@ -430,6 +437,7 @@ impl ServedDisk {
         }
         let had_greeted = self.peer.has_greeted();
         self.peer.close(reactor);
+        self.inbox.clear();
         if !self.planted.has(Bug::KeepWaiting) {
             self.asked.clear(reactor.now());
         }
@@ -491,6 +499,9 @@ impl ServedDisk {
             ToCoordinator::Redirected { request, gives_up, durable, data } => {
                 self.check(request.range)?;
                 self.check_number(request.id)?;
+                if self.core.waiting() >= MOST_WAITING {
+                    return Err(PeerError::Order("more requests wait than an owner can have"));
+                }
                 let expected = match request.kind.changes() {
                     true => super::router::neighbourhood(request.range, PIECE),
                     false => (request.range.0, request.range.0),
