@@ -65,7 +65,7 @@ pub trait Export {
     fn close(&mut self);
 
     /// Disconnects the clients that follow the disk on other nodes than `node` now, also with replies outstanding. Clients of this
-    /// node stay, and those that only read.
+    /// node stay, those that others forward, and those that only read.
     fn keep_via(&mut self, node: Option<&str>, reactor: &mut Reactor, workspace: &mut Workspace);
 
     /// Disconnects all clients now, also with replies outstanding. The layer's answers are still to be taken; done when there

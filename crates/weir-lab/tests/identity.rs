@@ -118,6 +118,7 @@ const CLIENT: Purpose = Purpose::Client {
     extended_headers: false,
     block_sizes: true,
     base_allocation: false,
+    forwarded: None,
 };
 
 /// Frames with which an owner begins a copy anew, far ahead of what the copy is in.

@@ -1,9 +1,17 @@
-//! The NBD export: which disks clients may choose here, and how they get to the disk's shard.
+//! The NBD export: which disks clients may choose here, and how they get to the disk's shard, here or on the owner's node.
+//!
+//! Any node serves the clients of any disk that has a live owner: its own to their shards, those of another node's disk by that
+//! node ([`forward`]). A client that loses its node finds its disk on another.
 
+mod forward;
 mod listen;
+mod protected;
 mod relay;
+mod stream;
 
 use std::any::Any;
+use std::collections::BTreeMap;
+use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -22,14 +30,16 @@ use crate::operations::imports::not_imported;
 use crate::places::Places;
 use crate::shard::messages::Command;
 use crate::throttles::nbd_refused;
+use forward::{Forwards, owner_elsewhere, reason_to_go};
 pub use listen::listen;
 use relay::{Relays, may_follow};
 
-/// The disks that are open on this node, and those that it follows. Says of the others where they are.
+/// The disks that are open on this node, those that it follows, and those of other nodes. Says of the others why they are not served.
 pub struct Exports {
     node: Arc<Node>,
     operations: Operations,
     relays: Arc<Relays>,
+    forwards: Forwards,
     /// Connections over TLS, by their clients.
     places: Arc<Places>,
 }
@@ -40,15 +50,44 @@ const MOST_OF_CLIENT: usize = 1024;
 
 impl Exports {
     /// The exports of `node`.
-    #[must_use]
-    pub fn new(node: Arc<Node>, operations: Operations) -> Exports {
-        Exports { node, operations, relays: Arc::default(), places: Places::new(MOST_OF_CLIENT) }
+    ///
+    /// # Errors
+    /// The system has no thread or descriptors left.
+    pub fn new(node: Arc<Node>, operations: Operations) -> io::Result<Exports> {
+        let (forwards, places) = (Forwards::start()?, Places::new(MOST_OF_CLIENT));
+        Ok(Exports { node, operations, relays: Arc::default(), forwards, places })
     }
 
-    /// A disk that another node owns, and whose clients may come here already.
-    fn followed(&self, name: &str) -> Option<LayerInfo> {
+    /// The node stops: its clients of other nodes' disks are disconnected, and go to other nodes.
+    pub fn stop(&self) {
+        self.forwards.stop();
+    }
+
+    /// The disks that clients may choose here, with the node by which those of others are served.
+    fn choices(&self, is_near: bool) -> BTreeMap<String, Option<String>> {
+        let mut all = BTreeMap::new();
+        if reason_to_go(&self.node, is_near).is_none() {
+            self.node.records.for_each_disk(|record| {
+                if let Some(owner) = owner_elsewhere(&self.node, record) {
+                    all.insert(record.name.clone(), Some(owner.node));
+                }
+            });
+        }
+        let here = self.node.here.all().into_keys();
+        all.extend(here.filter(|name| self.is_whole(name, 0)).map(|name| (name, None)));
+        all
+    }
+
+    /// A disk that another node owns, and that clients may use here, and the node by which they do.
+    fn elsewhere_served(&self, name: &str, is_near: bool) -> Option<(LayerInfo, String)> {
         let record = self.node.records.disk(name)?;
-        may_follow(&record, &self.node.session.node_ref()).then(|| self.node.here.describe(&record))
+        let info = self.node.here.describe(&record);
+        // Until the disk comes here, whoever owns it meanwhile.
+        if may_follow(&record, &self.node.session.node_ref()) {
+            return Some((info, record.owner.map_or_else(String::new, |owner| owner.node)));
+        }
+        let owner = owner_elsewhere(&self.node, &record)?;
+        reason_to_go(&self.node, is_near).is_none().then_some((info, owner.node))
     }
 
     /// Whether clients may use a disk, as far as its import is concerned. `number`: they are that import.
@@ -62,8 +101,8 @@ impl Exports {
         self.node.here.get(disk).is_some() && self.is_whole(disk, 0)
     }
 
-    /// The reason why a disk is not available here, and the remedy.
-    fn elsewhere(&self, name: &str) -> NotServed {
+    /// The reason why a disk is not available here, and the remedy. `is_near`: as [`Door`] has it.
+    fn elsewhere(&self, name: &str, is_near: bool) -> NotServed {
         let me = &self.node.config.name;
         let lives = |owner| is_live(&self.node.records.nodes.now(), owner);
         if let Seen::Unreadable { error, .. } = self.node.records.seen(name) {
@@ -88,10 +127,11 @@ impl Exports {
             }
             Some(owner) if lives(&owner) => {
                 let uris = self.node.uris_on(&owner.node, name).join(" or ");
-                format!(
-                    "disk {name} is owned by node {} at {uris}; for a live migration to here, `weir disk follow {name} --to {me}`",
-                    owner.node
-                )
+                let owned = format!("disk {name} is owned by node {} at {uris}", owner.node);
+                match reason_to_go(&self.node, is_near) {
+                    Some(why) => format!("{owned}; this node, {me}, {why}"),
+                    None => owned,
+                }
             }
             Some(owner) => {
                 format!(
@@ -107,7 +147,7 @@ impl Exports {
     /// The reason why a disk is not served here, and the remedy, in words.
     #[must_use]
     pub fn why_not_here(&self, disk: &str) -> String {
-        match self.elsewhere(disk) {
+        match self.elsewhere(disk, true) {
             NotServed::Unknown(reason) | NotServed::Unavailable(reason) | NotServed::Forbidden(reason) => {
                 reason
             }
@@ -115,39 +155,72 @@ impl Exports {
     }
 }
 
-impl Directory for Exports {
+/// The exports as the clients of one listener see them.
+pub struct Door {
+    exports: Arc<Exports>,
+    /// It is a Unix socket: its clients are on this host, and can go to no other node.
+    is_near: bool,
+}
+
+impl Door {
+    /// For a listener at a Unix socket, or at a TCP address.
+    #[must_use]
+    pub fn new(exports: &Arc<Exports>, is_near: bool) -> Arc<Door> {
+        Arc::new(Door { exports: Arc::clone(exports), is_near })
+    }
+}
+
+impl Directory for Door {
     fn list(&self) -> Vec<Listed> {
-        let listed = |name: String| Listed { description: format!("Weir disk {name}"), name };
-        self.node.here.all().into_keys().filter(|name| self.is_whole(name, 0)).map(listed).collect()
+        let all = self.exports.choices(self.is_near).into_iter();
+        all.map(|(name, by)| Listed { description: description(&name, by.as_deref()), name }).collect()
     }
 
     fn lookup(&self, name: &str) -> Result<ExportInfo, NotServed> {
-        let all = self.node.here.all();
-        // Without a name, the only disk is meant.
-        let name = match (name, all.len()) {
-            ("", 1) => all.keys().next().map_or("", String::as_str),
-            ("", _) => {
+        // Without a name, the only disk is meant. Not that of this node: another one may be here when the client comes again.
+        let only = name.is_empty().then(|| self.exports.choices(self.is_near));
+        let name = match &only {
+            None => name,
+            Some(all) if all.len() == 1 => all.keys().next().map_or("", String::as_str),
+            Some(all) => {
                 let reason = format!("{} disks are exported here; name one", all.len());
                 return Err(NotServed::Unknown(reason));
             }
-            (name, _) => name,
         };
         let (name, number) = import_of_export(name).unwrap_or((name, 0));
-        match all.get(name).copied().or_else(|| self.followed(name)) {
-            Some(layer) if self.is_whole(name, number) => {
-                Ok(ExportInfo { name: name.to_owned(), description: format!("Weir disk {name}"), layer })
+        let here = self.exports.node.here.get(name).map(|layer| (layer, None));
+        let elsewhere = || {
+            let (layer, by) = self.exports.elsewhere_served(name, self.is_near)?;
+            Some((layer, Some(by)))
+        };
+        match here.or_else(elsewhere) {
+            Some((layer, by)) if self.exports.is_whole(name, number) => {
+                let description = description(name, by.as_deref());
+                Ok(ExportInfo { name: name.to_owned(), description, layer })
             }
-            _ => Err(self.elsewhere(name)),
+            _ => Err(self.exports.elsewhere(name, self.is_near)),
         }
+    }
+}
+
+/// A disk in words; `by`: the node that owns it, if that is another one.
+fn description(name: &str, by: Option<&str>) -> String {
+    match by {
+        None => format!("Weir disk {name}"),
+        Some(by) => format!("Weir disk {name}, by node {by}"),
     }
 }
 
 impl Attach for Exports {
     fn attach(&self, client: AcceptedClient) {
-        if self.node.here.get(&client.session.export).is_some() {
-            attach(&self.node, client);
+        let (node, disk) = (&self.node, &client.session.export);
+        if node.here.get(disk).is_some() {
+            attach(node, client);
+        } else if node.records.disk(disk).is_some_and(|record| may_follow(&record, &node.session.node_ref()))
+        {
+            relay::start(Arc::clone(node), self.operations.clone(), &self.relays, client);
         } else {
-            relay::start(Arc::clone(&self.node), self.operations.clone(), &self.relays, client);
+            self.forwards.take(node, client);
         }
     }
 
@@ -216,7 +289,7 @@ mod tests {
         let grant = Grant::Exports(["d#0000000000000007".parse().unwrap()].into());
         let key = Key::generate().unwrap().public();
         let issued = authority.issue_client(&"guest".parse().unwrap(), &grant, &key, now(), 3600).unwrap();
-        let exports = Exports { places: Places::new(2), ..Exports::new(node, operations) };
+        let exports = Exports { places: Places::new(2), ..Exports::new(node, operations).unwrap() };
         (exports, OtherEnd::read(&issued.chain[0]).unwrap())
     }
 

@@ -65,9 +65,10 @@ const ROUTES: [OfRoute; 4] = [
     ("zeroes", |counts| counts.zeroes),
 ];
 
-/// The shards of `node`, the limits and routes of its open disks, and its suppressed log lines, as metrics.
+/// The shards of `node`, the limits and routes of its open disks, the clients that it forwards, and its suppressed log lines, as
+/// metrics.
 #[must_use]
-pub fn to_prometheus(node: &str, shards: &[ShardView], disks: &[DiskCounts]) -> String {
+pub fn to_prometheus(node: &str, shards: &[ShardView], disks: &[DiskCounts], forwarded: usize) -> String {
     let mut text = String::new();
     for (name, kind, help, value) in METRICS {
         // Writing to a string cannot fail.
@@ -83,6 +84,10 @@ pub fn to_prometheus(node: &str, shards: &[ShardView], disks: &[DiskCounts]) -> 
         }
     }
     routes(&mut text, node, disks);
+    let name = "weir_forwarded_clients";
+    let _ =
+        writeln!(text, "# HELP {name} Clients of other nodes' disks that it forwards\n# TYPE {name} gauge");
+    let _ = writeln!(text, "{name}{{node=\"{node}\"}} {forwarded}");
     let name = "weir_log_lines_suppressed_total";
     let _ = writeln!(text, "# HELP {name} Log lines left out, by cause\n# TYPE {name} counter");
     for throttle in throttles::all() {
@@ -144,7 +149,7 @@ mod tests {
         let ill = ShardView { shard: 1, state: "hangs".into(), longest_turn_ms: 1500.0, ..well.clone() };
         let waited = std::time::Duration::from_millis(1500);
         let delayed = DiskCounts { disk: "db".into(), delayed: 3, waited, route: None };
-        let text = to_prometheus("n1", &[well, ill], &[delayed]);
+        let text = to_prometheus("n1", &[well, ill], &[delayed], 2);
         assert!(text.contains(
             "weir_disk_limit_delayed_requests_total counter\nweir_disk_limit_delayed_requests_total{node=\"n1\",disk=\"db\"} 3\n"
         ));
@@ -159,6 +164,9 @@ mod tests {
             text.contains("weir_log_lines_suppressed_total{node=\"n1\",what=\"peer-unproven\"} "),
             "{text}"
         );
+        assert!(
+            text.contains("# TYPE weir_forwarded_clients gauge\nweir_forwarded_clients{node=\"n1\"} 2\n")
+        );
         assert!(text.contains("weir_shard_hangs{node=\"n1\",shard=\"1\"} 1\n"), "{text}");
         assert!(text.contains("weir_shard_longest_turn_seconds{node=\"n1\",shard=\"1\"} 1.5\n"), "{text}");
     }
@@ -172,7 +180,7 @@ mod tests {
             let waited = std::time::Duration::ZERO;
             DiskCounts { disk: name.into(), delayed: 0, waited, route }
         };
-        let text = to_prometheus("n1", &[], &[disk("a", Some(route)), disk("b", None)]);
+        let text = to_prometheus("n1", &[], &[disk("a", Some(route)), disk("b", None)], 0);
         let values: Vec<&str> = text.lines().filter(|line| line.starts_with("weir_disk_route")).collect();
         let of = |labels: &str| {
             let line = values.iter().find(|line| line.contains(labels));

@@ -2,7 +2,9 @@
 //!
 //! An owner connects to a replica's node, one connection for each disk and replica, and sends one greeting. From then on the
 //! connection belongs to the two shards. A node that a disk is about to move to connects to its owner in the same way, as a
-//! client of the disk: from the greeting on they speak NBD's transmission phase. The greeting, little-endian:
+//! client of the disk: from the greeting on they speak NBD's transmission phase. So does a node that forwards a client of its own
+//! ([`crate::exports`]): the owner first sends the byte [`WELCOME`], before which nothing of the client's is sent. The greeting,
+//! little-endian:
 //!
 //! | at | bytes | what |
 //! |---|---|---|
@@ -12,9 +14,10 @@
 //! | 12 | 1 | length of the disk's name; 0 where all disks are meant |
 //! | 13 | 1 | length of the name of the node that connects |
 //! | 14 | 1 | length of the name of the node that is meant |
-//! | 15 | 1 | purpose: 0 to replicate; 1 as a client, plus 2 with structured replies, plus 4 with `base:allocation`, plus 16 with extended headers, plus 32 if any byte can be addressed; 8 for grants; 12 to read the disk, in NBD with extended headers ([`crate::control::readers`]); 64 to ask whether the disk can be opened ([`crate::control::agreement`]); 128 for redirected I/O, to the coordinator of its volume ([`weir_volume::lun::redirect`]) |
+//! | 15 | 1 | purpose: 0 to replicate; 1 as a client, plus 2 with structured replies, plus 4 with `base:allocation`, plus 8 as a forwarded one, plus 16 with extended headers, plus 32 if any byte can be addressed; 8 for grants; 12 to read the disk, in NBD with extended headers ([`crate::control::readers`]); 64 to ask whether the disk can be opened ([`crate::control::agreement`]); 128 for redirected I/O, to the coordinator of its volume ([`weir_volume::lun::redirect`]) |
 //! | 16 | 8 | incarnation of the process that is meant |
 //! | 24 | … | the three names, UTF-8, in this order |
+//! | length − 12 | 8 | for a forwarded client, the identity of the disk that it has opened: another one may have the name by now |
 //! | length − 4 | 4 | CRC-32C of everything before |
 //!
 //! Between nodes with identities all of this is inside TLS ([`crate::network`]), and the name of the node that connects must be that
@@ -35,8 +38,13 @@ const MAGIC: &[u8; 8] = b"WEIRPEER";
 const TLS_HANDSHAKE: [u8; 2] = [22, 3];
 const VERSION: u16 = 1;
 const HEADER: usize = 24;
+const IDENTITY: usize = 8;
 const CHECKSUM: usize = 4;
-const LONGEST: usize = HEADER + 3 * MAX_NAME + CHECKSUM;
+const LONGEST: usize = HEADER + 3 * MAX_NAME + IDENTITY + CHECKSUM;
+
+/// The owner's answer to the greeting of a forwarded client: it takes that client's requests. A greeting that is refused can be made
+/// again, because nothing was asked yet.
+pub const WELCOME: u8 = 0x57;
 
 /// The greeting of a connection: both ends, and its purpose.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -74,6 +82,9 @@ pub enum Purpose {
         block_sizes: bool,
         /// The context `base:allocation` is selected.
         base_allocation: bool,
+        /// It stays a client of the node that connects, and has opened the disk of this identity; otherwise that node follows the
+        /// disk.
+        forwarded: Option<u64>,
     },
 }
 
@@ -82,6 +93,8 @@ impl Purpose {
     const STRUCTURED: u8 = 2;
     const ALLOCATION: u8 = 4;
     const GRANTS: u8 = 8;
+    /// With [`Purpose::CLIENT`].
+    const FORWARDED: u8 = 8;
     const READ: u8 = 12;
     const EXTENDED: u8 = 16;
     const ANY_BYTE: u8 = 32;
@@ -95,19 +108,37 @@ impl Purpose {
             Purpose::Opens => Self::OPENS,
             Purpose::Read => Self::READ,
             Purpose::Redirect => Self::REDIRECT,
-            Purpose::Client { structured_replies, extended_headers, block_sizes, base_allocation } => {
+            Purpose::Client {
+                structured_replies,
+                extended_headers,
+                block_sizes,
+                base_allocation,
+                forwarded,
+            } => {
                 let bit = |set: bool, bit: u8| if set { bit } else { 0 };
                 Self::CLIENT
                     | bit(structured_replies, Self::STRUCTURED)
                     | bit(extended_headers, Self::EXTENDED)
                     | bit(!block_sizes, Self::ANY_BYTE)
                     | bit(base_allocation, Self::ALLOCATION)
+                    | bit(forwarded.is_some(), Self::FORWARDED)
             }
         }
     }
 
-    fn decode(byte: u8) -> Option<Purpose> {
-        let all = Self::CLIENT | Self::STRUCTURED | Self::ALLOCATION | Self::EXTENDED | Self::ANY_BYTE;
+    /// Whether the identity of a disk follows the names.
+    fn has_identity(byte: u8) -> bool {
+        byte & Self::CLIENT != 0 && byte & Self::FORWARDED != 0
+    }
+
+    /// `identity`: that of the disk, of a forwarded client.
+    fn decode(byte: u8, identity: Option<u64>) -> Option<Purpose> {
+        let all = Self::CLIENT
+            | Self::STRUCTURED
+            | Self::ALLOCATION
+            | Self::FORWARDED
+            | Self::EXTENDED
+            | Self::ANY_BYTE;
         match byte {
             0 => Some(Purpose::Replicate),
             Self::GRANTS => Some(Purpose::Grants),
@@ -119,6 +150,7 @@ impl Purpose {
                 extended_headers: byte & Self::EXTENDED != 0,
                 block_sizes: byte & Self::ANY_BYTE == 0,
                 base_allocation: byte & Self::ALLOCATION != 0,
+                forwarded: identity,
             }),
             _ => None,
         }
@@ -157,7 +189,12 @@ impl Greeting {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let names = [&self.disk, &self.owner, &self.replica.node];
-        let length = HEADER + names.iter().map(|name| name.len()).sum::<usize>() + CHECKSUM;
+        let identity = match self.purpose {
+            Purpose::Client { forwarded, .. } => forwarded.map(u64::to_le_bytes),
+            _ => None,
+        };
+        let names_length = names.iter().map(|name| name.len()).sum::<usize>();
+        let length = HEADER + names_length + identity.map_or(0, |bytes| bytes.len()) + CHECKSUM;
         debug_assert!(length <= LONGEST, "names are checked where they are made");
         let mut bytes = Vec::with_capacity(length);
         bytes.extend_from_slice(MAGIC);
@@ -169,6 +206,7 @@ impl Greeting {
         for name in names {
             bytes.extend_from_slice(name.as_bytes());
         }
+        bytes.extend(identity.into_iter().flatten());
         let checksum = crc32c::crc32c(&bytes);
         bytes.extend_from_slice(&checksum.to_le_bytes());
         bytes
@@ -201,7 +239,8 @@ fn check_header(header: &[u8]) -> Result<usize, GreetingError> {
     }
     let names: usize = header[12..15].iter().map(|&length| usize::from(length)).sum();
     let length = usize::from(number(10));
-    if length > LONGEST || length != HEADER + names + CHECKSUM {
+    let identity = if Purpose::has_identity(header[15]) { IDENTITY } else { 0 };
+    if length > LONGEST || length != HEADER + names + identity + CHECKSUM {
         return Err(GreetingError::Malformed("the lengths do not add up"));
     }
     Ok(length)
@@ -213,6 +252,13 @@ fn decode(bytes: &[u8]) -> Result<Greeting, GreetingError> {
         return Err(GreetingError::Checksum);
     }
     let mut rest = &content[HEADER..];
+    let identity = match rest.split_last_chunk() {
+        Some((names, identity)) if Purpose::has_identity(content[15]) => {
+            rest = names;
+            Some(u64::from_le_bytes(*identity))
+        }
+        _ => None,
+    };
     let mut name = |length: u8| {
         let (name, after) = rest.split_at(usize::from(length));
         rest = after;
@@ -221,7 +267,8 @@ fn decode(bytes: &[u8]) -> Result<Greeting, GreetingError> {
         Ok::<_, GreetingError>(name.to_owned())
     };
     let incarnation = u64::from_le_bytes(content[16..24].try_into().expect("eight bytes"));
-    let purpose = Purpose::decode(content[15]).ok_or(GreetingError::Malformed("an unknown purpose"))?;
+    let purpose =
+        Purpose::decode(content[15], identity).ok_or(GreetingError::Malformed("an unknown purpose"))?;
     let of_all = purpose == Purpose::Grants && content[12] == 0;
     let disk = if of_all { String::new() } else { name(content[12])? };
     let (owner, replica) = (name(content[13])?, name(content[14])?);
@@ -283,16 +330,21 @@ mod tests {
         assert_eq!(&bytes[..bytes.len() - 4], golden);
         assert_eq!(bytes[bytes.len() - 4..], crc32c::crc32c(golden).to_le_bytes());
         assert_eq!(read(&bytes).unwrap(), example());
-        for byte in [1, 3, 5, 7, 17, 19, 23, 33, 35, 55] {
+        for byte in [1, 3, 5, 7, 9, 17, 19, 23, 33, 35, 55, 63] {
             let purpose = Purpose::Client {
                 structured_replies: byte & 2 != 0,
                 extended_headers: byte & 16 != 0,
                 block_sizes: byte & 32 == 0,
                 base_allocation: byte & 4 != 0,
+                forwarded: (byte & 8 != 0).then_some(0x0102_0304_0506_0708),
             };
             let greeting = Greeting { purpose, ..example() };
-            assert_eq!(greeting.encode()[15], byte);
-            assert_eq!(read(&greeting.encode()).unwrap(), greeting);
+            let bytes = greeting.encode();
+            assert_eq!(bytes[15], byte);
+            assert_eq!(read(&bytes).unwrap(), greeting);
+            if byte & 8 != 0 {
+                assert_eq!(bytes[bytes.len() - 12..bytes.len() - 4], [8, 7, 6, 5, 4, 3, 2, 1]);
+            }
         }
         let question = Greeting { purpose: Purpose::Opens, ..example() };
         assert_eq!((question.encode()[15], read(&question.encode()).unwrap()), (64, question));
@@ -301,9 +353,11 @@ mod tests {
         let reads = Greeting { purpose: Purpose::Read, ..example() };
         assert_eq!((reads.encode()[15], read(&reads.encode()).unwrap()), (12, reads));
         assert!(
-            [2, 4, 6, 13, 14, 65, 9, 10, 16, 65, 129, 192, 255]
-                .into_iter()
-                .all(|byte| Purpose::decode(byte).is_none())
+            [2, 4, 6, 14, 65, 73, 10, 16, 65, 129, 192, 255].into_iter().all(|byte| Purpose::decode(
+                byte,
+                Some(1)
+            )
+            .is_none())
         );
     }
 

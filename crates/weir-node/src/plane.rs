@@ -1,16 +1,19 @@
 //! Puts a node's control plane together, from parts that a simulation can replace: the registry, the way to other nodes, the shards.
 
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 use weir_accel::flash::FlashDevice;
-use weir_block::Nanos;
+use weir_block::{Nanos, Stream};
 use weir_cluster::events::Events;
 use weir_cluster::membership::{NodeSession, SessionConfig, SessionError};
 use weir_cluster::node_state::Rules;
-use weir_cluster::records::{DiskRecord, NodeRecord};
+use weir_cluster::records::{DiskRecord, NodeRecord, NodeRef};
 use weir_cluster::registry::{Registry, RegistryError};
 use weir_cluster::right::GrantTimes;
 use weir_export::fuse::reading_session;
@@ -21,6 +24,7 @@ use weir_task::JoinHandle;
 use crate::config::Config;
 use crate::control::clocks::Clocks;
 use crate::control::coordinators::Coordinators;
+use crate::control::decide::is_live;
 use crate::control::disk::log_medium;
 use crate::control::intents::Intents;
 use crate::control::node::{Here, Journal, Node};
@@ -28,12 +32,12 @@ use crate::control::owner_fences::OwnerFences;
 use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
 use crate::control::{
-    LogCapacity, Shards, Tasks, admission, agreement, capacity, change, copies, flash, grants, lun_disks,
-    node_states, provisioning, readers, relocation, supervisor, watchdog,
+    LogCapacity, Shards, Tasks, admission, agreement, capacity, change, copies, flash, forwarders, grants,
+    lun_disks, node_states, provisioning, readers, relocation, supervisor, watchdog,
 };
 use crate::exports;
 use crate::identity::NodeIdentity;
-use crate::peer::{Greeting, Incoming, Network, Purpose};
+use crate::peer::{Greeting, Incoming, Network, Purpose, WELCOME};
 use crate::places::{Place, Places};
 use crate::refusal::{Refusal, Why};
 use crate::registry::check_usable;
@@ -159,6 +163,8 @@ impl Plane {
             coordinators: Coordinators::default(),
             owner_fences: OwnerFences::default(),
             readers: readers::places(),
+            forwarders: Arc::default(),
+            forwarded: AtomicUsize::new(0),
             flash,
             config,
         });
@@ -175,6 +181,7 @@ impl Plane {
             weir_task::spawn(admission::advertise(Arc::clone(&node))),
             weir_task::spawn(watchdog::watch(Arc::clone(&node))),
             weir_task::spawn(grants::run(Arc::clone(&node))),
+            weir_task::spawn(forwarders::keep(Arc::clone(&node))),
             weir_task::spawn(copies::keep_told(Arc::clone(&node))),
             weir_task::spawn(node_states::keep(Arc::clone(&node))),
             weir_task::spawn(relocation::keep(Arc::clone(&node), Arc::clone(&tasks))),
@@ -238,7 +245,7 @@ pub async fn admit(
             return Err(refusal);
         }
     };
-    let unusable = |error: std::io::Error| Refusal::new(Why::NoRoom, error);
+    let unusable = |error: io::Error| Refusal::new(Why::NoRoom, error);
     match admission {
         Admission::Grants { owner, place } => {
             let node = Arc::clone(node);
@@ -253,6 +260,22 @@ pub async fn admit(
             let stream = stream.into_stream().map_err(unusable)?;
             // The shard knows whether a node still follows when it takes the client.
             exports::attach(node, AcceptedClient { stream, leftover: Vec::new(), session, via: Some(via) });
+        }
+        Admission::Forwarded { session, by } => {
+            let welcome = async {
+                stream.write_all(&[WELCOME]).await?;
+                stream.flush().await
+            };
+            welcome.await.map_err(unusable)?;
+            let stream = stream.into_stream().map_err(unusable)?;
+            let socket = socket_of(&stream).map_err(unusable)?;
+            let open = node.forwarders.insert(&session.export, by, socket).map_err(unusable)?;
+            // Whoever has gone before this was listed is not ended by its going.
+            if !is_live(&node.records.nodes.now(), &open.by) {
+                return Err(Refusal::new(Why::NotAllowed, format!("{} is gone", open.by)));
+            }
+            let via = Some(Via::Forwarder(Arc::new(open)));
+            exports::attach(node, AcceptedClient { stream, leftover: Vec::new(), session, via });
         }
         Admission::Opens { record } => {
             agreement::serve(node, &record, &mut stream).await.map_err(unusable)?
@@ -295,12 +318,22 @@ async fn part(stream: &mut impl Incoming) {
     let _ = weir_task::timeout(PARTING, stream.shutdown()).await;
 }
 
+/// The socket of a connection of another node's.
+fn socket_of(stream: &Stream) -> io::Result<BorrowedFd<'_>> {
+    match stream {
+        Stream::Kernel(fd) | Stream::Protected(fd, _) => Ok(fd.as_fd()),
+        Stream::Simulated(_) => Err(io::Error::other("a simulated connection has no socket")),
+    }
+}
+
 /// What a greeting asks for, and the record allows.
 enum Admission {
     /// Questions about grants, of owners on the node that connects.
     Grants { owner: String, place: Place },
     /// Requests of a client on another node: of a disk that is about to move there, or to read.
     Client { session: Session, via: Via },
+    /// Requests of a client that the process `by` forwards.
+    Forwarded { session: Session, by: NodeRef },
     /// The owner of a disk, on another node, asks whether this one can open it.
     Opens { record: Box<DiskRecord> },
     /// The owner of a disk, on another node, has its I/O redirected to this one, which coordinates the disk's volume.
@@ -321,21 +354,31 @@ impl Admission {
                 Some(place) => Ok(Admission::Grants { owner, place }),
                 None => Err(Refusal::new(Why::NoRoom, format!("{owner} has too many grant connections"))),
             },
-            Purpose::Client { structured_replies, extended_headers, block_sizes, base_allocation } => {
-                let follower = node.records.disk(&disk).and_then(|record| record.follower);
-                if follower.is_none_or(|follower| follower.node != owner) || node.here.get(&disk).is_none() {
-                    let reason = format!("{owner} does not follow disk {disk}, or it is not open here");
-                    return Err(not_allowed(reason));
-                }
-                let session = Session {
-                    export: disk,
+            Purpose::Client {
+                structured_replies,
+                extended_headers,
+                block_sizes,
+                base_allocation,
+                forwarded,
+            } => {
+                let session = |export| Session {
+                    export,
                     structured_replies,
                     extended_headers,
                     block_sizes,
                     base_allocation: base_allocation.then_some(BASE_ALLOCATION_ID),
                     flags: 0,
                 };
-                Ok(Admission::Client { session, via: Via::Follower(owner) })
+                if let Some(identity) = forwarded {
+                    let by = forwarders::admit(node, &disk, identity, &owner).map_err(not_allowed)?;
+                    return Ok(Admission::Forwarded { session: session(disk), by });
+                }
+                let follower = node.records.disk(&disk).and_then(|record| record.follower);
+                if follower.is_none_or(|follower| follower.node != owner) || node.here.get(&disk).is_none() {
+                    let reason = format!("{owner} does not follow disk {disk}, or it is not open here");
+                    return Err(not_allowed(reason));
+                }
+                Ok(Admission::Client { session: session(disk), via: Via::Follower(owner) })
             }
             Purpose::Read => match readers::admit(node, &disk, &owner) {
                 Ok(place) => {

@@ -33,7 +33,7 @@ use crate::config::Config;
 use crate::control::node::{Node, random};
 use crate::control::{Shards, capacity, flash};
 use crate::coordination::Coordination;
-use crate::exports::{self, Exports};
+use crate::exports::{self, Door, Exports};
 use crate::files::Files;
 use crate::gate::Gate;
 use crate::http;
@@ -280,10 +280,13 @@ pub async fn run_with(
     services.spawn(Arc::clone(&backings).watch(Arc::clone(&node)));
     let coordination = Coordination::start(Arc::clone(&node));
     let operations = Operations::new(Arc::clone(&node), Arc::clone(&tasks), backings).with_audit(Some(audit));
-    let exports = Arc::new(Exports::new(Arc::clone(&node), operations.clone()));
+    let exports = Exports::new(Arc::clone(&node), operations.clone())
+        .map_err(system("starting the thread that forwards clients"))?;
+    let exports = Arc::new(exports);
     let files = Files::start(&node, &exports).map_err(system("the disks' files"))?;
     for listener in listeners {
-        services.spawn(listener.run(exports.clone(), exports.clone()));
+        let door = Door::new(&exports, listener.local_address().is_none());
+        services.spawn(listener.run(door, exports.clone()));
     }
     drop(stage.send_replace(http::router(operations)));
 
@@ -292,6 +295,8 @@ pub async fn run_with(
         Ok(why) = expelled => Some(why),
     };
     tracing::info!("stopping: destaging and closing all disks");
+    node.here.stop();
+    exports.stop();
     let stop_wait = Some(node.config.limits.stop_wait.0);
     let left = match &revoked {
         Some(why) => {

@@ -73,7 +73,6 @@ pub fn left_behind(state_dir: &Path) -> PathBuf {
 /// Destages and closes all disks. Returns what would be lost by ending now: nothing, or what had not moved for `wait`; `None`:
 /// waits for as long as it takes.
 pub(crate) async fn drain(node: &Arc<Node>, tasks: &Arc<Tasks>, wait: Option<Duration>) -> Vec<Left> {
-    node.here.stop();
     announce(node).await;
     let (mut seen, mut since) = (Vec::new(), Nanos::now());
     let mut closing = Box::pin(close_all(node, tasks));

@@ -41,6 +41,13 @@ pub(crate) fn turned_away(why: Why) -> (&'static Throttle, &'static Throttle) {
 /// A client of a disk that follows its guest is turned away.
 pub(crate) static FOLLOWER_REFUSED: Throttle = Throttle::new("follower-turned-away", Duration::from_secs(1));
 
+/// A client of a disk that another node owns is turned away.
+pub(crate) static FORWARDING_REFUSED: Throttle =
+    Throttle::new("forwarding-turned-away", Duration::from_secs(1));
+
+/// A client of a disk that another node owns cannot be brought there.
+pub(crate) static FORWARDING_FAILED: Throttle = Throttle::new("forwarding-failed", Duration::from_secs(1));
+
 /// NBD clients that are refused where TLS is required, in the log, by the reason.
 static NBD_PLAIN_TEXT: Throttle = Throttle::new("nbd-plain-text", LINE);
 static NBD_NOT_ADMITTED: Throttle = Throttle::new("nbd-not-admitted", LINE);
@@ -73,7 +80,7 @@ pub(crate) static LOOK_FAILED: Throttle = Throttle::new("look-failed", Duration:
 pub(crate) static FILE_REFUSED: Throttle = Throttle::new("fuse-open-refused", Duration::from_secs(1));
 
 /// All limits of this process.
-pub(crate) fn all() -> [&'static Throttle; 22] {
+pub(crate) fn all() -> [&'static Throttle; 24] {
     [
         &FILE_REFUSED,
         &API_REFUSED,
@@ -95,6 +102,8 @@ pub(crate) fn all() -> [&'static Throttle; 22] {
         &PEER_NO_ROOM_EVENT,
         &LOOK_FAILED,
         &FOLLOWER_REFUSED,
+        &FORWARDING_REFUSED,
+        &FORWARDING_FAILED,
         &JOIN_FAILED,
         &weir_export::nbd::BAD_REQUESTS,
     ]

@@ -399,15 +399,19 @@ fn client_via(via: Option<Via>) -> (std::os::unix::net::UnixStream, weir_export:
     (theirs, AcceptedClient { stream: ours.into(), leftover, session, via }.into())
 }
 
-/// A write across two blocks, from the middle of the first to the middle of the second; returns its error number.
-fn write_across_blocks(socket: &mut std::os::unix::net::UnixStream, cookie: u64) -> std::io::Result<u32> {
+/// The header of a request for 12 bytes across two blocks.
+fn request(command: u8, cookie: u64) -> Vec<u8> {
     let mut bytes = weir_nbd::protocol::REQUEST_MAGIC.to_be_bytes().to_vec();
-    bytes.extend([0, 0, 0, 1]);
+    bytes.extend([0, 0, 0, command]);
     bytes.extend(cookie.to_be_bytes());
     bytes.extend(4090u64.to_be_bytes());
     bytes.extend(12u32.to_be_bytes());
-    bytes.extend([7; 12]);
-    socket.write_all(&bytes)?;
+    bytes
+}
+
+/// A write across two blocks, from the middle of the first to the middle of the second; returns its error number.
+fn write_across_blocks(socket: &mut std::os::unix::net::UnixStream, cookie: u64) -> std::io::Result<u32> {
+    socket.write_all(&[request(1, cookie), vec![7; 12]].concat())?;
     let mut reply = [0; 16];
     socket.read_exact(&mut reply)?;
     Ok(u32::from_be_bytes([reply[4], reply[5], reply[6], reply[7]]))
@@ -461,6 +465,34 @@ async fn a_disk_that_closes_does_not_wait_for_space() {
         answer.is_err(),
         "{answer:?}: an error would be the guest's; without an answer it asks the next node"
     );
+    rig.stop().await;
+}
+
+/// P4: its client may have had the same requests answered by another way, and others after them.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_dead_forwarder_has_sent_is_not_served() {
+    let rig = Rig::new();
+    rig.open("disk").await;
+    let attach = async |client| {
+        rig.shards.send("", Command::Attach { disk: "disk".into(), client: Box::new(client) }).await;
+    };
+    // Nobody takes the answers of either; a client of this node's own is served to its last request.
+    for (via, found) in [(Some(Via::Forwarder(Arc::new(()))), [0; 12]), (None, [7; 12])] {
+        let (mut socket, client) = client_via(via);
+        socket.write_all(&[request(1, 1), vec![7; 12]].concat()).unwrap();
+        drop(socket);
+        attach(client).await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let (mut socket, client) = plain_client();
+        attach(client).await;
+        let read = tokio::task::spawn_blocking(move || {
+            let mut answer = [0; 16 + 12];
+            socket.write_all(&request(0, 2)).unwrap();
+            socket.read_exact(&mut answer).unwrap();
+            answer
+        });
+        assert_eq!(read.await.unwrap()[16..], found);
+    }
     rig.stop().await;
 }
 

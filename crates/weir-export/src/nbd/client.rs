@@ -26,6 +26,9 @@ pub struct AcceptedClient {
 pub enum Via {
     /// It follows the disk: the first request that changes data moves the disk there ([`crate::Exports::keep_via`]).
     Follower(String),
+    /// It forwards a client of its own, which stays with it. Once that node has closed the connection, nothing more of what it has sent
+    /// is served: its client may send the same requests again by another way. The place is kept as long as the connection.
+    Forwarder(Arc<dyn Any + Send + Sync>),
     /// Programs there read the disk, and its session lets them do nothing else. The place is kept as long as the connection.
     Reader(Arc<dyn Any + Send + Sync>),
 }

@@ -417,8 +417,8 @@ impl NbdDisk {
         self.flush(reactor, workspace);
     }
 
-    /// Disconnects the clients that follow the disk on other nodes than `node`, whatever they are owed. This node's own stay, and
-    /// those that only read.
+    /// Disconnects the clients that follow the disk on other nodes than `node`, whatever they are owed. This node's own stay, those
+    /// that others forward, and those that only read.
     pub fn keep_via(&mut self, node: Option<&str>, reactor: &mut Reactor, workspace: &mut Workspace) {
         for index in self.indices() {
             let connection = &mut self.connections[index as usize];

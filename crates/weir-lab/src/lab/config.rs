@@ -251,6 +251,7 @@ pub(super) fn prepare(config: &LabConfig, dir: &Path, number: usize) -> Result<L
         nbd: NbdConfig {
             unix: Some(node.nbd_unix.clone()),
             tcp: vec![NbdAddress::plaintext(nbd_tcp)],
+            forward: NbdConfig::default().forward,
             server_wait: Period(config.server_wait),
             fence_grace: Some(Period(config.nbd_fence_grace.min(config.fence_grace))),
         },

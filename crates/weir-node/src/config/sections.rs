@@ -201,6 +201,8 @@ pub struct NbdConfig {
     pub unix: Option<PathBuf>,
     /// TCP addresses.
     pub tcp: Vec<NbdAddress>,
+    /// Clients here may use disks that other nodes own, and those of other nodes the disks that this one owns.
+    pub forward: bool,
     /// Requests to a disk of a volume that is an NBD server wait for the server at most this long; then they get an error (P9).
     pub server_wait: Period,
     /// The server may still carry out requests of a broken connection for this long (P4). Absent: see [`NbdConfig::fence_grace`].
@@ -220,7 +222,7 @@ impl NbdConfig {
 impl Default for NbdConfig {
     fn default() -> NbdConfig {
         let server_wait = Period(BackingOptions::default().server_wait);
-        NbdConfig { unix: None, tcp: Vec::new(), server_wait, fence_grace: None }
+        NbdConfig { unix: None, tcp: Vec::new(), forward: true, server_wait, fence_grace: None }
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use weir_accel::flash::FlashDevice;
@@ -19,6 +19,7 @@ use weir_volume::{BackingKind, DirVolume, FileIdentity, NbdTrouble, VolumeError}
 use super::capacity::LogCapacity;
 use super::clocks::Clocks;
 use super::coordinators::Coordinators;
+use super::forwarders::Forwarders;
 use super::intents::Intents;
 use super::owner_fences::OwnerFences;
 use super::registry_copy::RegistryCopy;
@@ -72,6 +73,10 @@ pub struct Node {
     pub owner_fences: OwnerFences,
     /// Connections by which other nodes read disks that are open here, by disk and node (P10).
     pub readers: Arc<Places>,
+    /// Connections by which other nodes forward clients of disks that are open here.
+    pub forwarders: Arc<Forwarders>,
+    /// The clients whose requests this node forwards.
+    pub forwarded: AtomicUsize,
 }
 
 impl std::fmt::Debug for Node {

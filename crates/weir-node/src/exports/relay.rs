@@ -10,17 +10,14 @@
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod clients;
-mod protected;
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::net::AddressFamily;
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::net::{TcpStream, UnixStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use weir_block::Nanos;
 use weir_cluster::records::{DiskRecord, NodeRef};
@@ -32,13 +29,13 @@ use weir_nbd::protocol::{
 use weir_nbd::server::{RequestHead, STATUS_BYTES, Session, WrongMagic};
 use zerocopy::FromBytes;
 
+use super::stream::Stream;
 use crate::api::Move;
 use crate::control::Node;
 use crate::operations::Operations;
 use crate::peer::{Duplex, Greeting, Purpose};
 use crate::places::Places;
 use crate::throttles::FOLLOWER_REFUSED;
-use protected::Protected;
 
 /// Clients that wait for their disk on one node; further ones are turned away (P10).
 const MOST_RELAYS: usize = 256;
@@ -169,7 +166,7 @@ impl Relay {
 
     async fn run(mut self, relays: &Relays) -> io::Result<()> {
         match self.relay(relays).await? {
-            Next::End => drop(self.stream.io().shutdown().await),
+            Next::End => drop(self.stream.shutdown().await),
             Next::Here => {
                 let (stream, leftover) = (self.stream.into_stream()?, self.received);
                 let client = AcceptedClient { stream, leftover, session: self.session, via: None };
@@ -362,6 +359,7 @@ impl Relay {
                 extended_headers: self.session.extended_headers,
                 block_sizes: self.session.block_sizes,
                 base_allocation: self.session.base_allocation.is_some(),
+                forwarded: None,
             },
         };
         let open = self.node.network.open(address, &greeting);
@@ -370,18 +368,18 @@ impl Relay {
 
     async fn receive(&mut self) -> io::Result<usize> {
         let mut bytes = [0; AHEAD];
-        let count = self.stream.io().read(&mut bytes).await?;
+        let count = self.stream.read(&mut bytes).await?;
         self.received.extend_from_slice(&bytes[..count]);
         Ok(count)
     }
 
     async fn send(&mut self, bytes: &[u8]) -> io::Result<()> {
-        tokio::time::timeout(TAKES_REPLY, self.stream.io().write_all(bytes)).await?
+        tokio::time::timeout(TAKES_REPLY, self.stream.write_all(bytes)).await?
     }
 }
 
 /// Does `work` unless the client at the other end of `socket` has gone, or goes meanwhile: `None`.
-async fn or_left<T>(socket: &OwnedFd, work: impl Future<Output = T>) -> Option<T> {
+pub(super) async fn or_left<T>(socket: &OwnedFd, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;
         () = left(socket) => None,
@@ -398,56 +396,6 @@ async fn left(socket: &OwnedFd) {
             return;
         }
         tokio::time::sleep(LOOK).await;
-    }
-}
-
-/// A client's connection, of each kind.
-enum Stream {
-    Unix(UnixStream),
-    Tcp(TcpStream),
-    Protected(Protected),
-}
-
-trait Io: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Io for T {}
-
-impl Stream {
-    fn new(stream: weir_block::Stream) -> io::Result<Stream> {
-        let fd = match stream {
-            weir_block::Stream::Protected(fd, keys) => {
-                return Protected::new(fd, keys).map(Stream::Protected);
-            }
-            plain => plain.into_fd()?,
-        };
-        if rustix::net::sockopt::socket_domain(&fd)? == AddressFamily::UNIX {
-            UnixStream::from_std(fd.into()).map(Stream::Unix)
-        } else {
-            TcpStream::from_std(fd.into()).map(Stream::Tcp)
-        }
-    }
-
-    fn io(&mut self) -> &mut dyn Io {
-        match self {
-            Stream::Unix(stream) => stream,
-            Stream::Tcp(stream) => stream,
-            Stream::Protected(stream) => stream,
-        }
-    }
-
-    fn socket(&self) -> BorrowedFd<'_> {
-        match self {
-            Stream::Unix(stream) => stream.as_fd(),
-            Stream::Tcp(stream) => stream.as_fd(),
-            Stream::Protected(stream) => stream.socket(),
-        }
-    }
-
-    fn into_stream(self) -> io::Result<weir_block::Stream> {
-        Ok(match self {
-            Stream::Unix(stream) => OwnedFd::from(stream.into_std()?).into(),
-            Stream::Tcp(stream) => OwnedFd::from(stream.into_std()?).into(),
-            Stream::Protected(stream) => stream.into_stream()?,
-        })
     }
 }
 

@@ -142,7 +142,8 @@ impl Operations {
     #[must_use]
     pub fn metrics(&self) -> String {
         let disks = self.node.shards.counters();
-        crate::metrics::to_prometheus(&self.node.config.name, &self.shards(), &disks)
+        let forwarded = self.node.forwarded.load(std::sync::atomic::Ordering::Relaxed);
+        crate::metrics::to_prometheus(&self.node.config.name, &self.shards(), &disks, forwarded)
     }
 
     /// Waits for the storage, with a time limit. The storage may still complete the call.

@@ -123,7 +123,8 @@ impl Operations {
         let disks = open.into_iter().map(|status| {
             let faults = self.backings.fault_of(&status.disk).into_iter().collect();
             let readers = readers::of(&self.node, &status.disk);
-            DiskStatus { faults, readers, ..status }
+            let forwarders = self.node.forwarders.of(&status.disk);
+            DiskStatus { faults, readers, forwarders, ..status }
         });
         let unreleased = self.node.here.unreleased().into_iter().collect();
         let compacting = self.node.coordinators.compactions.all_under_way();

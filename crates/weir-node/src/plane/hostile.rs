@@ -44,6 +44,7 @@ const CLIENT: Purpose = Purpose::Client {
     extended_headers: false,
     block_sizes: true,
     base_allocation: false,
+    forwarded: None,
 };
 
 /// Disk `d` is owned here and replicated to `b`; disk `e` is owned by `b`, formerly by `c`, and replicated here; `b` is dead, if
@@ -156,6 +157,53 @@ async fn readers_are_live_nodes_and_have_a_number_of_connections_each() {
     let mut disks = node.records.disks.changes();
     disks.wait_for(|known| known["d"].importing == 3).await.unwrap();
     greet(&node, "m", &reads("d", "m")).await.welcomed.expect_err("half of an import");
+}
+
+/// A client is forwarded by a node that is up, and to the very disk that it has opened there.
+#[tokio::test]
+async fn clients_are_forwarded_by_live_nodes_to_the_disk_that_they_have_opened() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    let [d, e] = two_disks(&node).await;
+    let forwards = |from: &str, disk: &str, identity: u64| {
+        let Purpose::Client { structured_replies, extended_headers, block_sizes, base_allocation, .. } =
+            CLIENT
+        else {
+            unreachable!("it is one")
+        };
+        let forwarded = Some(identity);
+        let purpose =
+            Purpose::Client { structured_replies, extended_headers, block_sizes, base_allocation, forwarded };
+        greeting(disk, from, purpose)
+    };
+    let reason = greet(&node, "m", &forwards("m", "d", d.id)).await.welcomed.expect_err("it is down");
+    assert!(reason.contains("no node m is up"), "{reason}");
+    let up = neighbour(&node, "m").await;
+    for (asked, words) in [
+        (forwards("m", "d", d.id + 1), "not served here"),
+        (forwards("m", "e", e.id), "not served here"),
+        (forwards("m", "none", d.id), "not served here"),
+    ] {
+        let attempt = greet(&node, "m", &asked).await;
+        let reason = attempt.welcomed.expect_err("welcomed");
+        assert!(reason.contains(words), "{asked:?}: {reason}");
+        assert!(is_dead(attempt.stream).await, "{asked:?}");
+    }
+    while let Ok(command) = told.try_recv() {
+        assert!(command.starts_with("Status"), "a shard has heard of it: {command}");
+    }
+    let mut attempt = greet(&node, "m", &forwards("m", "d", d.id)).await;
+    attempt.welcomed.unwrap();
+    let mut first = [0];
+    attempt.stream.read_exact(&mut first).await.unwrap();
+    assert_eq!(first, [crate::peer::WELCOME]);
+    loop {
+        let command = tokio::time::timeout(SOON, told.recv()).await.unwrap().unwrap();
+        if command.starts_with("Attach") {
+            break;
+        }
+    }
+    drop(up);
 }
 
 /// Every frame of a replication channel, sent without waiting for an answer behind a greeting that is refused.

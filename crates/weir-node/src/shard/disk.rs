@@ -619,6 +619,7 @@ impl Disk {
             in_flight: self.top.in_flight() + usize::from(self.unsettled),
             faults: Vec::new(),
             readers: Vec::new(),
+            forwarders: Vec::new(),
             is_full,
             route: self.route_status(now).map(RouteView::from),
         }

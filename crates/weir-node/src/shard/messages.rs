@@ -347,6 +347,9 @@ pub struct DiskStatus {
     /// The nodes on which programs read its file; each counts among the clients.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub readers: Vec<String>,
+    /// The nodes that forward clients of theirs, which count among the clients.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub forwarders: Vec<String>,
     /// Its volume is full: writes that need space wait or fail, and so does destage; of a replica, nothing.
     #[serde(default)]
     pub is_full: bool,

@@ -141,9 +141,9 @@ pub enum DiskCommand {
     },
     /// Prepare a live migration: clients on the target node may use the disk before it moves there.
     ///
-    /// That node gets a complete copy of the write log (under a strict policy only at the switch-over), and from then on its
-    /// export takes clients of the disk. Their reads are answered by the owner; their first write waits until the disk has
-    /// moved there. So start the target's QEMU with the disk at the export of its own node, and migrate: the disk follows
+    /// That node gets a complete copy of the write log (under a strict policy only at the switch-over). From then on, reads of
+    /// clients that connect to it are answered by the owner, and their first write waits until the disk has moved there; without this
+    /// command a node forwards all requests of its clients, and the disk stays. So start the target's QEMU with the disk at the export of its own node, and migrate: the disk follows
     /// when the guest goes on. Ends when the disk has moved or is closed, and when that node is gone.
     ///
     /// Example: weir disk follow db --to n2

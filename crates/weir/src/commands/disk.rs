@@ -195,10 +195,14 @@ fn sentence(deleted: &Deleted) -> String {
 }
 
 fn clients(detail: &DiskStatus) -> String {
-    match detail.readers.as_slice() {
-        [] => detail.clients.to_string(),
-        nodes => format!("{}; programs on {} read its file", detail.clients, nodes.join(", ")),
+    let mut text = detail.clients.to_string();
+    if !detail.forwarders.is_empty() {
+        text += &format!("; some by way of {}", detail.forwarders.join(", "));
     }
+    if !detail.readers.is_empty() {
+        text += &format!("; programs on {} read its file", detail.readers.join(", "));
+    }
+    text
 }
 
 /// One line for each disk.

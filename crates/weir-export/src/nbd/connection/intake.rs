@@ -12,6 +12,7 @@ use weir_nbd::server::{
 
 use super::parts::{LONGEST_RANGE, blocks_around};
 use super::{CLOSING, Connection, InFlight, Incoming, Need, Part, Pumped, Room, State, Stop, Turn, kind_of};
+use crate::nbd::client::Via;
 use crate::nbd::edges::Change;
 use crate::workspace::{WINDOW, Workspace, fair, fair_to_disks, largest_whole};
 
@@ -39,6 +40,11 @@ impl Connection {
         (self.held, self.lacks_memory) = (None, false);
         if matches!(self.state, State::Parting { .. }) {
             return self.part(turn);
+        }
+        if matches!(self.via, Some(Via::Forwarder(_))) && self.socket.has_hung_up() {
+            // Its client may have these requests answered by another way already: to serve them now could put old data over new (P4).
+            self.close(turn.reactor, turn.workspace, turn.meter);
+            return Pumped::Closing;
         }
         let stop = self.work(turn);
         let token = self.socket.token();

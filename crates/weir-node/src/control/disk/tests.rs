@@ -160,6 +160,8 @@ async fn node_of(
         coordinators: crate::control::coordinators::Coordinators::default(),
         owner_fences: OwnerFences::default(),
         readers: crate::control::readers::places(),
+        forwarders: Arc::default(),
+        forwarded: AtomicUsize::new(0),
     };
     (Arc::new(node), heard)
 }

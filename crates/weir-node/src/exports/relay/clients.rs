@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream, UnixStream};
 use tokio::task::JoinSet;
 use weir_cluster::membership::{NodeSession, SessionConfig};
 use weir_cluster::records::{NodeRecord, Record, keys};

@@ -68,6 +68,7 @@ impl Replica {
             in_flight: 0,
             faults: Vec::new(),
             readers: Vec::new(),
+            forwarders: Vec::new(),
             is_full: false,
             route: None,
         }
