@@ -82,7 +82,8 @@ fn one_node_is_enough(policy: &str, identities: bool) {
         await_some(SOON, goes_on, || bench.logs());
         eprintln!("{policy}: stall of a takeover {:?}", progress.take_longest_stall());
         let next = bench.owner();
-        assert!(next != target && next != door, "{next}");
+        // Without a log to inherit, any node takes over, also the one that has forwarded.
+        assert!(next != target && (next != door || policy == "write-through"), "{next}");
     });
     assert!(load.progress().reconnects() >= 2, "{}", load.progress().reconnects());
     bench.judge(&mut load, seed);
@@ -273,7 +274,9 @@ fn hostile_clients_of_a_node_that_forwards_harm_nobody() {
     if let Some(mut refused) = shaken_hands(&node.nbd_unix) {
         assert_eq!(refused.read(&mut [0; 1]).unwrap_or(0), 0, "it is turned away");
     }
+    // The others hold the disk's share of its owner's buffers.
     let mut last = deaf.pop().unwrap();
+    drop(deaf);
     let mut answer = vec![0; 16];
     last.read_exact(&mut answer).unwrap();
     assert_eq!(
@@ -281,7 +284,7 @@ fn hostile_clients_of_a_node_that_forwards_harm_nobody() {
         (&[0x67, 0x44, 0x66, 0x98][..], &[7; 8][..]),
         "an answer of its own"
     );
-    drop((deaf, last));
+    drop(last);
     let gone = || bench.disk()?.detail.filter(|detail| detail.clients == 1);
     await_some(SOON, gone, || format!("{:#?}", bench.disk()));
     assert_eq!(bench.lab.node(&door).unwrap().process_state(), ProcessState::Running);
