@@ -332,6 +332,7 @@ fn of_lun(lun: &LunView) -> Vec<(&'static str, String)> {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use serde_json::json;
     use weir_node::shard::messages::{DiskStatus, RouteReason, RouteView};

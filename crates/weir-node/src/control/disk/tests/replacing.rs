@@ -21,12 +21,12 @@ async fn a_disk_is_served_to_nobody_once_its_present_content_is_kept() {
         VolumeRecord { kind: VolumeKind::Lun, lun: Some(lun), ..VolumeRecord::dir("v", "/".into(), 7) };
     node.registry.transact(volume.create(keys::volume("v"))).await.unwrap();
     disk_of_a(&node, |record| record.owner = None).await;
-    node.coordinators.served.lock().await.insert("d".into(), "v".into());
+    node.coordinators.served("v").lock().await.insert("d".into(), 1);
     let (mut task, _inbox) = DiskTask::new("d", &node);
     let content = NewContent::Snapshot { snapshot: "s".into(), keep_as: Some("k".into()) };
     let failed = task.replace(content).await.unwrap_err();
     assert!(failed.message.contains("coordinate"), "the preparation has failed: {failed}");
-    assert!(node.coordinators.served.lock().await.is_empty());
+    assert!(node.coordinators.served("v").lock().await.is_empty());
     let told: Vec<String> = std::iter::from_fn(|| told.try_recv().ok()).collect();
     assert!(told.iter().any(|command| command.starts_with("StopServing")), "{told:?}");
 }
