@@ -37,6 +37,8 @@ pub struct VolumeState {
     pub fencing: Option<Fencing>,
     /// The last thing that an operator should know; empty if all is well.
     pub notice: String,
+    /// Disks that were open here and have I/O of this process on the LUN, or may have: also those that are deleted by now.
+    pub disks: BTreeSet<String>,
     /// When this node last deleted a file of it. The filesystem frees the space later.
     pub deleted: Option<Nanos>,
 }
@@ -54,6 +56,7 @@ impl Default for VolumeState {
             tier: None,
             fencing: None,
             notice: String::new(),
+            disks: BTreeSet::new(),
             deleted: None,
         }
     }

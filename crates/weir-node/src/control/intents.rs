@@ -22,6 +22,8 @@ pub struct Intents {
     leftovers: Mutex<BTreeSet<String>>,
     /// Disks whose volume is looked at for what their former owners have left.
     bars: Mutex<BTreeSet<String>>,
+    /// Disks that are being filled with zeroes through their volume's filesystem.
+    fills: Mutex<BTreeSet<String>>,
     /// Snapshots that exist while clones are made of them.
     clones: Mutex<BTreeSet<String>>,
     /// Since when others have been seen to be gone.
@@ -59,6 +61,16 @@ impl Intents {
     /// Begins to remove what the former owners of a disk have left. `None` while an earlier attempt waits for the storage (P10).
     pub(super) fn begin_bar(&self, disk: &str) -> Option<UnderWay<'_>> {
         UnderWay::begin(&self.bars, disk)
+    }
+
+    /// Begins to fill a disk with zeroes: it is served to nobody meanwhile. `None` if that is under way.
+    pub(crate) fn begin_fill(&self, disk: &str) -> Option<UnderWay<'_>> {
+        UnderWay::begin(&self.fills, disk)
+    }
+
+    /// Whether a disk is being filled here.
+    pub(crate) fn is_being_filled(&self, disk: &str) -> bool {
+        lock(&self.fills).contains(disk)
     }
 
     /// Begins a clone, which has its own snapshot of this name. `None` if one is under way.

@@ -22,6 +22,9 @@ pub async fn connect(node: Arc<Node>, disk: String) {
 async fn try_connect(node: &Arc<Node>, disk: &str) -> Result<(), String> {
     let record = node.records.disk(disk).ok_or("it has no record")?;
     let state = node.coordinators.get(&record.volume);
+    if !state.disks.contains(disk) {
+        node.coordinators.update(&record.volume, |state| drop(state.disks.insert(disk.to_owned())));
+    }
     let wanted = Arc::clone(&state.redirected);
     node.shards.send(disk, Command::Redirect { disk: disk.to_owned(), wanted }).await;
     if state.mounted.is_some() {
@@ -106,6 +109,9 @@ async fn begin_serving(node: &Node, record: &DiskRecord) -> Result<(), String> {
     let Some((epoch, mounted)) = node.coordinators.get(&record.volume).mounted else {
         return Err(format!("this node does not coordinate volume {}", record.volume));
     };
+    if node.intents.is_being_filled(&record.name) {
+        return Err("it is being filled with zeroes".into());
+    }
     match served.get(&record.name) {
         Some(id) if *id == record.id => return Ok(()),
         Some(_) => stop(node, &mut served, Some(&record.name)).await,
@@ -147,10 +153,9 @@ fn open_here(node: &Node, volume: &str) -> Vec<String> {
 pub async fn drop_leases(node: &Arc<Node>, volume: &str) {
     // Also of disks that another node owns by now: what this one had begun before may still be under way, until it has released them. Shards
     // answer at once for those that they do not have.
-    let disks = node.records.disks.now();
-    let of_volume = disks.values().filter(|record| record.volume == volume);
-    let all: BTreeSet<String> =
-        of_volume.map(|record| record.name.clone()).chain(open_here(node, volume)).collect();
+    let of_volume = of_volume(node, volume);
+    let was_open = node.coordinators.get(volume).disks;
+    let all: BTreeSet<String> = of_volume.iter().chain(&was_open).cloned().collect();
     let mut asked = tokio::task::JoinSet::new();
     for disk in all {
         let node = Arc::clone(node);
@@ -163,7 +168,15 @@ pub async fn drop_leases(node: &Arc<Node>, volume: &str) {
         });
     }
     while asked.join_next().await.is_some() {}
+    if was_open.iter().any(|disk| !of_volume.contains(disk)) {
+        node.coordinators.update(volume, |state| state.disks.retain(|disk| of_volume.contains(disk)));
+    }
     stop_serving(node, volume, None).await;
+}
+
+fn of_volume(node: &Node, volume: &str) -> BTreeSet<String> {
+    let disks = node.records.disks.now();
+    disks.values().filter(|record| record.volume == volume).map(|record| record.name.clone()).collect()
 }
 
 /// Another node coordinates a volume now, or nobody does: the disks that are open here ask anew, also those whose coordinator's host has gone

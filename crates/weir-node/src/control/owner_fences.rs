@@ -2,7 +2,7 @@
 //! `lease.fence_grace` (P4), and so that no pause of the former owner is too long.
 //!
 //! A fence proves that nothing which the *node* has issued to the LUN is on its way there. A process of it that lives on is let back only
-//! after it has given up what it held ([`weir_volume::lun::admission`]), and the coordinator gives it nothing for a disk that has another
+//! after it has given up what it held ([`weir_volume::lun::claim`]), and the coordinator gives it nothing for a disk that has another
 //! owner. So what it had begun for the disk never lands later, whether it is fenced for ever or not.
 //!
 //! The right of the former owner has ended *before* its fence begins: until then it may begin new I/O.

@@ -112,6 +112,9 @@ impl Fencing {
         is_over: impl Fn() -> bool,
     ) -> Result<(), String> {
         let by_command = |target: Target| {
+            if is_over() {
+                return Err("nobody waits for the fence any more".to_owned());
+            }
             let fenced = self.command.fence(&target, epoch);
             fenced.map_err(|error| error.to_string())
         };

@@ -98,6 +98,8 @@ impl SharedDisk for RoutedBacking {
     }
 
     fn drop_leases(&mut self, reactor: &mut Reactor, number: u64) {
+        // Nor is what it gets from now on used directly before the LUN lets this node write: who fences the node meanwhile counts on that.
+        self.fenced = true;
         self.disconnect(reactor, None);
         self.step(reactor, router::Event::Drop(number));
         self.refuse_held(reactor);

@@ -217,8 +217,8 @@ impl DiskTask {
         let (node, volume, own_epoch) = (Arc::clone(&self.node), record.volume.clone(), record.epoch);
         let outbox = self.outbox.clone();
         weir_task::spawn(async move {
-            let waits = outbox.clone();
-            let is_over = move || waits.upgrade().is_none();
+            let (waits, of, former) = (outbox.clone(), Arc::clone(&node), process.clone());
+            let is_over = move || waits.upgrade().is_none() || owner_fences::is_there(&of, &former);
             let result = owner_fences::fence(&node, &volume, (&process, over), own_epoch, is_over).await;
             if let Some(outbox) = outbox.upgrade() {
                 let _ = outbox.send(Message::Fenced { process, epoch, result }).await;

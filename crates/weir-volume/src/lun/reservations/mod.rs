@@ -175,6 +175,10 @@ impl Reservations {
         }
         let (device, mut found) = self.device()?;
         self.reserved(&device, &found)?;
+        // The LUN may have taken its time to answer.
+        if is_over() {
+            return Err(ReservationError::Over);
+        }
         let mut failure = None;
         for key in found.keys.extract_if(.., |key| key.is_same_node(victim)) {
             failure = device.preempt(self.key, key).err().or(failure);
