@@ -78,6 +78,13 @@ impl Exports {
         all
     }
 
+    /// The names of all disks of the cluster.
+    fn all_disks(&self) -> Vec<String> {
+        let mut all = Vec::new();
+        self.node.records.for_each_disk(|record| all.push(record.name.clone()));
+        all
+    }
+
     /// A disk that another node owns, and that clients may use here, and the node by which they do.
     fn elsewhere_served(&self, name: &str, is_near: bool) -> Option<(LayerInfo, String)> {
         let record = self.node.records.disk(name)?;
@@ -177,13 +184,14 @@ impl Directory for Door {
     }
 
     fn lookup(&self, name: &str) -> Result<ExportInfo, NotServed> {
-        // Without a name, the only disk is meant. Not that of this node: another one may be here when the client comes again.
-        let only = name.is_empty().then(|| self.exports.choices(self.is_near));
+        // Without a name, the only disk of the cluster is meant, in whatever state: another one may be all that is here, or is served, when
+        // the client comes again with its unanswered writes.
+        let only = name.is_empty().then(|| self.exports.all_disks());
         let name = match &only {
             None => name,
-            Some(all) if all.len() == 1 => all.keys().next().map_or("", String::as_str),
+            Some(all) if all.len() == 1 => all.first().map_or("", String::as_str),
             Some(all) => {
-                let reason = format!("{} disks are exported here; name one", all.len());
+                let reason = format!("there are {} disks; name one", all.len());
                 return Err(NotServed::Unknown(reason));
             }
         };

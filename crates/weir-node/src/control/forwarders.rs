@@ -14,11 +14,27 @@ use weir_cluster::records::NodeRef;
 
 use super::decide::is_live;
 use super::node::Node;
+use crate::places::{Place, Places};
+
+/// Clients that one node forwards, and those of one disk, as the clients of one guest must not take the places of all others. Owners hold
+/// nodes to it (P10).
+pub const MOST_OF_NODE: usize = 512;
+/// Of one disk.
+pub const MOST_OF_DISK: usize = 64;
 
 /// The connections of forwarded clients, by number.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Forwarders {
     all: Mutex<(u64, BTreeMap<u64, Forwarded>)>,
+    of_node: Arc<Places>,
+    of_disk: Arc<Places>,
+}
+
+impl Default for Forwarders {
+    fn default() -> Forwarders {
+        let (of_node, of_disk) = (Places::new(MOST_OF_NODE), Places::new(MOST_OF_DISK));
+        Forwarders { all: Mutex::default(), of_node, of_disk }
+    }
 }
 
 /// The connection of one forwarded client.
@@ -37,26 +53,35 @@ pub struct Open {
     number: u64,
     /// The process that forwards.
     pub by: NodeRef,
+    _places: (Place, Place),
 }
 
 impl Forwarders {
     /// Lists a client of `disk` that the process `by` forwards by `socket`.
     ///
     /// # Errors
-    /// The system has no descriptors left.
+    /// The system has no descriptors left, or that node has too many clients here.
     pub fn insert(
         self: &Arc<Forwarders>,
         disk: &str,
         by: NodeRef,
         socket: BorrowedFd<'_>,
     ) -> std::io::Result<Open> {
+        let of_disk = self.of_disk.take(&format!("{} {disk}", by.node));
+        let Some(places) = self.of_node.take(&by.node).zip(of_disk) else {
+            let most = format!(
+                "{MOST_OF_NODE} clients, or {MOST_OF_DISK} of disk {disk}, are forwarded by {} already",
+                by.node
+            );
+            return Err(std::io::Error::other(most));
+        };
         let forwarded =
             Forwarded { disk: disk.to_owned(), by: by.clone(), socket: socket.try_clone_to_owned()? };
         let mut all = self.lock();
         let number = all.0;
         all.0 += 1;
         all.1.insert(number, forwarded);
-        Ok(Open { list: Arc::clone(self), number, by })
+        Ok(Open { list: Arc::clone(self), number, by, _places: places })
     }
 
     /// The nodes that forward clients of `disk`.
@@ -163,5 +188,21 @@ mod tests {
         drop((of_b, former));
         assert_eq!((list.of("d"), list.of("e").len()), (vec!["c".into()], 0));
         keeps.abort();
+    }
+
+    /// A node that keeps to no limit of its own would take the descriptors of all others.
+    #[tokio::test]
+    async fn each_node_has_its_places() {
+        let list = Arc::new(Forwarders::default());
+        let (socket, _other) = UnixStream::pair().unwrap();
+        let by = |name: &str| NodeRef::new(name, 1);
+        let taken: Vec<Open> =
+            (0..MOST_OF_DISK).map(|_| list.insert("d", by("b"), socket.as_fd()).unwrap()).collect();
+        let refused = list.insert("d", by("b"), socket.as_fd()).unwrap_err().to_string();
+        assert!(refused.contains("64 of disk d, are forwarded by b"), "{refused}");
+        list.insert("e", by("b"), socket.as_fd()).unwrap();
+        list.insert("d", by("c"), socket.as_fd()).unwrap();
+        drop(taken);
+        list.insert("d", by("b"), socket.as_fd()).unwrap();
     }
 }

@@ -18,7 +18,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::sockopt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, split};
 use tokio::runtime::{Builder, Runtime};
@@ -29,19 +28,14 @@ use weir_cluster::records::{DiskRecord, NodeRef};
 use weir_export::nbd::AcceptedClient;
 use weir_nbd::server::Session;
 
-use super::relay::or_left;
+use super::relay::{has_left, left, may_follow, or_left};
 use super::stream::Stream;
 use crate::control::Node;
 use crate::control::decide::is_live;
+use crate::control::forwarders::{MOST_OF_DISK, MOST_OF_NODE};
 use crate::peer::{Greeting, Purpose, WELCOME};
 use crate::places::Places;
 use crate::throttles::{FORWARDING_FAILED, FORWARDING_REFUSED};
-
-/// Clients that one node forwards; further ones are turned away (P10).
-const MOST_CLIENTS: usize = 512;
-
-/// Those of one disk: the clients of one guest must not take the places of all others (P10).
-const MOST_OF_DISK: usize = 64;
 
 /// Bytes that are on their way through this node, of each client and in each direction (P10).
 const PIECE: usize = 64 << 10;
@@ -79,7 +73,7 @@ impl Forwards {
             Builder::new_multi_thread().worker_threads(1).thread_name("weir-forward").enable_all().build()?;
         Ok(Forwards {
             runtime: Some(runtime),
-            clients: Arc::new(Semaphore::new(MOST_CLIENTS)),
+            clients: Arc::new(Semaphore::new(MOST_OF_NODE)),
             of_disk: Places::new(MOST_OF_DISK),
             stops: watch::Sender::new(false),
         })
@@ -98,15 +92,17 @@ impl Forwards {
         let disk = client.session.export.clone();
         let Some(place) = place else {
             if let Some(left_out) = FORWARDING_REFUSED.pass(Nanos::now()) {
-                let most = format!("{MOST_OF_DISK} of one disk, {MOST_CLIENTS} of this node");
+                let most = format!("{MOST_OF_DISK} of one disk, {MOST_OF_NODE} of this node");
                 tracing::warn!(disk, left_out, most, "too many clients are forwarded: refusing one");
             }
             return;
         };
+        // As its rights were checked: a later disk may get the name.
+        let Some(id) = node.records.disk(&disk).map(|record| record.id) else { return };
         let (node, stops) = (Arc::clone(node), self.stops.subscribe());
         runtime.spawn(async move {
             let _held = (place, Counted::new(&node));
-            match run(node, stops, client).await {
+            match run(node, stops, client, id).await {
                 Ok(why) => tracing::debug!(disk, why, "a forwarded client is disconnected"),
                 Err(error) => {
                     if let Some(left_out) = FORWARDING_FAILED.pass(Nanos::now()) {
@@ -164,15 +160,14 @@ pub fn reason_to_go(node: &Node, is_near: bool) -> Option<&'static str> {
     is_barred.then_some("is drained or quarantined, and its clients go to other nodes")
 }
 
-/// Serves one client. Returns why it was disconnected.
+/// Serves one client of the disk of this identity. Returns why it was disconnected.
 async fn run(
     node: Arc<Node>,
     stops: watch::Receiver<bool>,
     client: AcceptedClient,
+    id: u64,
 ) -> io::Result<&'static str> {
     let AcceptedClient { stream, leftover, session, .. } = client;
-    let record = node.records.disk(&session.export);
-    let id = record.ok_or_else(|| io::Error::other("the disk was deleted"))?.id;
     let client = Stream::new(stream)?;
     let socket = client.socket().try_clone_to_owned()?;
     let opened = Opened { node, session, id, is_near: matches!(client, Stream::Unix(_)) };
@@ -286,11 +281,15 @@ impl Opened {
         }
     }
 
-    /// Ends when the record names another owner than `owner`, or none, or is another disk's. An owner that is only silent is waited for:
+    /// Ends when the record names another owner than `owner`, or none, or is another disk's, or lets the disk follow this node's clients: they
+    /// come again, and it does. An owner that is only silent is waited for:
     /// it may have lost the registry, and serves its disks all the same (P12).
     async fn until_another_owner(&self, owner: &NodeRef) {
         let mut changes = self.node.records.changes();
-        while self.record().is_some_and(|record| record.owner.as_ref() == Some(owner)) {
+        let me = self.node.session.node_ref();
+        let is_as_before =
+            |record: DiskRecord| record.owner.as_ref() == Some(owner) && !may_follow(&record, &me);
+        while self.record().is_some_and(is_as_before) {
             changes.next().await;
         }
     }
@@ -324,7 +323,9 @@ impl Link<'_> {
         let (mut from_owner, mut to_owner) = split(upstream);
         let (ask, asked) = watch::channel(false);
         {
-            let mut requests = pin!(send_requests(leftover, &mut from_client, &mut to_owner, asked));
+            let socket = &self.socket;
+            let mut requests = pin!(send_requests(leftover, socket, &mut from_client, &mut to_owner, asked));
+            let mut leaves = pin!(left(socket));
             let mut answers = pin!(send_answers(&mut from_owner, &mut to_client));
             let mut moves = pin!(self.opened.until_another_owner(self.owner));
             let mut goes = pin!(self.opened.until_to_go(&mut self.stops));
@@ -335,9 +336,9 @@ impl Link<'_> {
                         Answered::All => break,
                         Answered::ClientGone => return "it takes no answers",
                     },
+                    // It may have repeated by another way what is still on its way here.
+                    () = &mut leaves => return "it has gone",
                     sent = &mut requests, if sends => match sent {
-                        // Nobody takes the answers any more.
-                        Sent::All if is_closed(&self.socket) => return "it has gone",
                         Sent::ClientGone => return "it has gone",
                         Sent::All | Sent::OwnerGone => sends = false,
                     },
@@ -372,10 +373,14 @@ impl Link<'_> {
 /// Sends what the client sends until it has sent everything or is `asked` to go, and then the end.
 async fn send_requests(
     first: Vec<u8>,
+    socket: &OwnedFd,
     client: &mut (impl AsyncRead + Unpin),
     owner: &mut (impl AsyncWrite + Unpin),
     mut asked: watch::Receiver<bool>,
 ) -> Sent {
+    if has_left(socket) {
+        return Sent::ClientGone;
+    }
     if owner.write_all(&first).await.is_err() {
         return Sent::OwnerGone;
     }
@@ -392,6 +397,12 @@ async fn send_requests(
         if count == 0 {
             break;
         }
+        // The kernel has kept its bytes while this process stood still.
+        if has_left(socket) {
+            return Sent::ClientGone;
+        }
+        // Also where there are always more bytes: others have their turn.
+        tokio::task::consume_budget().await;
         if owner.write_all(&piece[..count]).await.is_err() {
             return Sent::OwnerGone;
         }
@@ -411,15 +422,9 @@ async fn send_answers(
     loop {
         // A connection that breaks has brought what it will bring.
         let Ok(count @ 1..) = owner.read(&mut piece).await else { return Answered::All };
+        tokio::task::consume_budget().await;
         if client.write_all(&piece[..count]).await.is_err() {
             return Answered::ClientGone;
         }
     }
-}
-
-/// Whether nobody can read what is sent, as far as the kernel knows: of a Unix socket, that the other end is closed.
-fn is_closed(socket: &OwnedFd) -> bool {
-    let mut poll = [PollFd::new(socket, PollFlags::empty())];
-    let is_known = rustix::event::poll(&mut poll, Some(&Timespec::default())).is_ok();
-    is_known && poll[0].revents().intersects(PollFlags::HUP | PollFlags::ERR)
 }

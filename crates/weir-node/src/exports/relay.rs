@@ -388,15 +388,17 @@ pub(super) async fn or_left<T>(socket: &OwnedFd, work: impl Future<Output = T>) 
 }
 
 /// Ends when the client has gone. Asks the kernel instead of reading: the end may be behind requests that nobody takes yet.
-async fn left(socket: &OwnedFd) {
-    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
-    loop {
-        let mut poll = [PollFd::new(socket, gone)];
-        if rustix::event::poll(&mut poll, Some(&Timespec::default())).is_ok_and(|ready| ready > 0) {
-            return;
-        }
+pub(super) async fn left(socket: &OwnedFd) {
+    while !has_left(socket) {
         tokio::time::sleep(LOOK).await;
     }
+}
+
+/// Whether the client has gone.
+pub(super) fn has_left(socket: &OwnedFd) -> bool {
+    let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+    let mut poll = [PollFd::new(socket, gone)];
+    rustix::event::poll(&mut poll, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }
 
 /// Most bytes of a reply: the data, in as many chunks as there may be blocks of 4 KiB.
