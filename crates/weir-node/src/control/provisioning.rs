@@ -17,7 +17,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_cluster::records::{DiskRecord, Record, Step, UnfinishedRecord, VolumeKind, VolumeRecord, keys};
+use weir_cluster::records::{
+    DiskRecord, NodeRef, Record, Step, UnfinishedRecord, VolumeKind, VolumeRecord, keys,
+};
 use weir_cluster::registry::{Entry, RegistryError, Transaction};
 use weir_volume::disk_files::delete_unwritten;
 use weir_volume::snapshot::{self, Snapshot};
@@ -399,17 +401,19 @@ pub async fn check_former(node: &Node, record: &DiskRecord) -> Result<(), ApiErr
 }
 
 async fn check_former_at(node: &Node, record: &DiskRecord, now: Nanos) -> Result<(), ApiError> {
-    let blocks = match node.volume(&record.volume).await?.kind {
-        VolumeKind::Lun => "its blocks on the LUN",
-        VolumeKind::Nbd => "its export",
-        _ => return Ok(()),
-    };
+    let volume = node.volume(&record.volume).await?.kind;
+    if !matches!(volume, VolumeKind::Lun | VolumeKind::Nbd) {
+        return Ok(());
+    }
     let (name, grace) = (&record.name, node.config.lease.fence_grace);
     // An owner that is gone is not a former one before another node has taken the disk over. Its I/O outlasts its process, and nobody can
     // see it on a LUN or at a server: so its end counts after the time that a takeover waits for (P4).
     let gone = record.owner.as_ref().filter(|owner| **owner != node.session.node_ref());
     let opens =
         format!("`weir disk export {name}` opens it, and its owner finds out within {grace}: delete it then");
+    if volume == VolumeKind::Nbd {
+        return check_export(node, record, gone, now);
+    }
     let hint = match gone {
         None if record.former.is_empty() => return Ok(()),
         Some(gone) if record.former.is_empty() => {
@@ -426,8 +430,35 @@ async fn check_former_at(node: &Node, record: &DiskRecord, now: Nanos) -> Result
         }
         _ => opens,
     };
-    let message = format!("former owners of disk {name} may still write to {blocks}");
+    let message = format!("former owners of disk {name} may still write to its blocks on the LUN");
     Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint))
+}
+
+/// An export stays, and its server may be gone for ever: so nobody has to open the disk before it is forgotten.
+fn check_export(
+    node: &Node,
+    record: &DiskRecord,
+    gone: Option<&NodeRef>,
+    now: Nanos,
+) -> Result<(), ApiError> {
+    let (name, grace) = (&record.name, node.config.lease.fence_grace);
+    let is_gone = |owner: &&NodeRef| !is_live(&node.records.nodes.now(), owner);
+    for owner in record.former.iter().map(|former| &former.node).chain(gone.filter(is_gone)) {
+        let ended = node.intents.ended_since(owner, |process| node.records.has_stopped(process), now);
+        let hint = match ended {
+            Some(since) if now >= since + grace.0 => continue,
+            Some(since) => {
+                let wait = (since + grace.0 - now).as_secs_f64().ceil();
+                format!("{owner} has ended: delete the disk again in {wait} s (lease.fence_grace)")
+            }
+            None => format!(
+                "`weir disk export {name}` opens it, and its owner finds out within {grace}: delete it then"
+            ),
+        };
+        let message = format!("former owners of disk {name} may still write to its export");
+        return Err(ApiError::new(ApiErrorKind::Refused, message).hint(hint));
+    }
+    Ok(())
 }
 
 /// Finishes the step of an ended process on a disk without a record; waits a little for a process that is working on it.

@@ -5,6 +5,7 @@
 //! this node's now: a former coordinator has unmounted, or is fenced. So what is there, and is in nobody's hand here, is left.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use weir_cluster::records::VolumeRecord;
 use weir_volume::snapshot::{self, Interrupted};
@@ -13,22 +14,32 @@ use crate::control::Node;
 use crate::control::clone_snapshots::{self, LEFTOVER_REMOVED};
 use crate::control::node::blocking;
 use crate::control::provisioning::Files;
-use crate::error::{COMPACTION_INTERRUPTED, compaction_interrupted};
+use crate::error::{ApiError, COMPACTION_INTERRUPTED, compaction_interrupted};
 
-/// This node coordinates a volume from now on: what a former coordinator has begun, and did not get done, is removed and told.
-pub async fn remove(node: Arc<Node>, volume: String) {
-    let Ok(record) = node.volume(&volume).await else { return };
-    let files = Files::of(&node, record.clone());
-    match blocking(move || snapshot::interrupted(&*files.open()?)).await {
-        Ok(interrupted) => {
-            for one in interrupted {
-                drop_interrupted(&node, &record, one).await;
-            }
+/// Pause before another look, where one has failed.
+const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// This node coordinates a volume from now on, in `epoch`: what a former coordinator has begun, and did not get done, is removed and told.
+/// Until all of it has been looked at, or the epoch is over.
+pub async fn remove(node: Arc<Node>, volume: String, epoch: u64) {
+    while let Err(error) = try_remove(&node, &volume).await {
+        tracing::warn!(volume, %error, "what a former coordinator has left is not removed yet");
+        weir_task::sleep(LOOK_AGAIN).await;
+        if node.coordinators.get(&volume).mounted.is_none_or(|(now, _)| now != epoch) {
+            return;
         }
-        Err(error) => tracing::warn!(volume, %error, "what a former coordinator has left is not removed"),
+    }
+}
+
+async fn try_remove(node: &Node, volume: &str) -> Result<(), ApiError> {
+    let record = node.volume(volume).await?;
+    let files = Files::of(node, record.clone());
+    for one in blocking(move || snapshot::interrupted(&*files.open()?)).await? {
+        drop_interrupted(node, &record, one).await;
     }
     let is_left = |name: &str| !node.intents.is_being_cloned(name);
-    clone_snapshots::remove_left(&node, &record, None, is_left).await;
+    clone_snapshots::remove_left(node, &record, None, is_left).await;
+    Ok(())
 }
 
 async fn drop_interrupted(node: &Node, volume: &VolumeRecord, one: Interrupted) {
@@ -89,7 +100,7 @@ mod tests {
         }
         let _step = node.intents.begin("busy").unwrap();
         let _cloning = node.intents.begin_clone(&made).unwrap();
-        remove(Arc::clone(&node), "v".into()).await;
+        remove(Arc::clone(&node), "v".into(), 1).await;
         let mut expected = kept.to_vec();
         expected.sort();
         assert_eq!(names(&volume), expected);

@@ -359,7 +359,7 @@ impl Task {
                         state.notice = trouble;
                     });
                     let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());
-                    tokio::spawn(leftover::remove(node, volume));
+                    tokio::spawn(leftover::remove(node, volume, epoch));
                 }
                 Output::StopServing => {
                     let text = format!("{} coordinates it no more", self.node.session.node_ref());

@@ -11,9 +11,13 @@ use crate::api::{
     ApiError, ApiErrorKind, BeginImport, CreateDisk, DiskView, Export, FillDisk, Filled, Importing, OfImport,
 };
 use crate::control::disk::Request;
+use crate::control::lun_disks;
 use crate::control::node::{blocking, random, volume_error};
 use crate::control::provisioning::{Files, Origin, to_its_end};
 use crate::units::about;
+
+/// Space that a disk with all of its space leaves to the others of its volume: a part of it, and so many bytes at least.
+const LEFT_FREE: (u64, u64) = (64, 64 << 20);
 
 /// Time for one step of giving a disk its space.
 const FILL: Duration = Duration::from_secs(1);
@@ -75,7 +79,13 @@ impl Operations {
         let (DiskRecord { name, volume, .. }, FillDisk { number, from }) = (record, wanted);
         // The disk is not deleted meanwhile.
         let Some(_step) = self.node.intents.begin(name) else { return Err(is_busy(name)) };
+        // Nor written to on a LUN: whoever does not wait for this any more may complete and open it.
+        let Some(_fill) = self.node.intents.begin_fill(name) else { return Err(is_busy(name)) };
+        lun_disks::stop_serving(&self.node, volume, Some(name)).await;
         let file = DirVolume::file_of(name).map_err(volume_error)?;
+        if from == 0 {
+            self.leaves_room(record).await?;
+        }
         let of = self.node.volume(volume).await?;
         let files = Files::of(&self.node, of);
         let opened = blocking(move || {
@@ -99,6 +109,23 @@ impl Operations {
         let (end, allocated, available) = filled.await?;
         let needed = size.saturating_sub(allocated);
         end.map(|end| Filled { end }).ok_or_else(|| does_not_fit((&record.name, volume), needed, available))
+    }
+
+    /// Other disks of the volume shall not have to wait for space because of this one.
+    async fn leaves_room(&self, record: &DiskRecord) -> Answer<()> {
+        let (files, name) =
+            (Files::of(&self.node, self.node.volume(&record.volume).await?), record.name.clone());
+        let look = move || {
+            let files = files.open()?;
+            Ok((files.space()?, files.allocated(&name)?))
+        };
+        let (space, allocated) = self.bounded(blocking(look)).await?;
+        let left_free = LEFT_FREE.1.max(space.size / LEFT_FREE.0);
+        let needed = record.size.saturating_sub(allocated) + left_free;
+        match needed <= space.available {
+            true => Ok(()),
+            false => Err(does_not_fit((&record.name, &record.volume), needed, space.available)),
+        }
     }
 
     async fn check_space(&self, disk: &CreateDisk, needed: u64) -> Answer<()> {

@@ -128,7 +128,7 @@ fn goes_on(me: &NodeRef, volume: &str, by: &NodeRef) -> ApiError {
     let who = if by == me { "this node" } else { "node" };
     let message = format!("{who} {} is making volume {volume} of the same storage", by.node);
     ApiError::new(ApiErrorKind::Unavailable, message)
-        .hint(format!("`weir volume list` shows {volume} when it is made; if that has failed, try again"))
+        .hint(format!("`weir volume list` shows {volume} when it is made; if that has failed, try again, and if it hangs, end Weir on that node"))
 }
 
 /// Removes keys of this process; later, if the registry does not answer.

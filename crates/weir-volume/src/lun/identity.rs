@@ -58,10 +58,17 @@ fn whole(identity: &str) -> (String, Option<&str>) {
             _ => (identity.to_owned(), None),
         },
     };
-    // 3 stands for NAA in what multipath makes of the same number.
-    let identity =
-        identity.strip_prefix("mpath-3").map_or(identity.clone(), |number| format!("naa.{number}"));
-    (identity, part)
+    (without_multipath(&identity).unwrap_or(identity), part)
+}
+
+/// A path's words for what multipath has a name for: 3 and 2 stand for NAA and EUI-64 of SCSI (`scsi_id`), and NVMe's names are whole.
+fn without_multipath(identity: &str) -> Option<String> {
+    let name = identity.strip_prefix("mpath-")?;
+    if name.starts_with("eui.") || name.starts_with("uuid.") || name.starts_with("nvme.") {
+        return Some(name.to_owned());
+    }
+    let naa = name.strip_prefix('3').map(|number| format!("naa.{number}"));
+    naa.or_else(|| name.strip_prefix('2').map(|number| format!("eui.{number}")))
 }
 
 /// By which a device is known on every host: its WWN, its serial number; of a loop device, its file. A device that has none of these is
@@ -121,6 +128,9 @@ mod tests {
             (lun, "mpath-3600508b400105e21"),
             (lun, "part2-mpath-3600508b400105e21"),
             ("file-fe00-12", "file-fe00-12"),
+            ("eui.0025385b71b00001", "mpath-eui.0025385b71b00001"),
+            ("eui.0025385b71b00001", "mpath-20025385b71b00001"),
+            ("uuid.6ba7b810-9dad", "part1-mpath-uuid.6ba7b810-9dad"),
         ];
         let others = [
             ("naa.600508b400105e21-part1", "naa.600508b400105e21-part2"),

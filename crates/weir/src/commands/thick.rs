@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_node::api::{BeginImport, CreateDisk, DiskView, Importing};
+use weir_node::api::{ApiErrorKind, BeginImport, CreateDisk, DiskView, Importing};
 use weir_node::client::Client;
 use weir_node::units::about;
 
@@ -12,6 +12,10 @@ use super::incomplete::give_up;
 use super::interrupts::Interrupts;
 use crate::failure::Failure;
 use crate::output::note;
+
+/// Longest time for one step, and the pause before it is asked for again.
+const PATIENCE: Duration = Duration::from_secs(120);
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// Shortest time between two lines of progress.
 const LINE_EVERY: Duration = Duration::from_secs(1);
@@ -29,8 +33,7 @@ fn fill(client: &Client, import: &Importing, interrupts: &mut Interrupts) -> Res
     let DiskView { name, size, .. } = &import.disk;
     let (mut done, mut said) = (0, Nanos::now());
     while done < *size {
-        done = client.fill(import, done)?.end;
-        // No step is under way now.
+        done = step(client, import, done)?;
         if interrupts.is_pending() {
             return Err(Failure::failed("interrupted"));
         }
@@ -40,4 +43,19 @@ fn fill(client: &Client, import: &Importing, interrupts: &mut Interrupts) -> Res
         }
     }
     Ok(client.end_import(import)?)
+}
+
+/// One step, from a byte on. Storage that is slow, and a coordinator that changes, are waited for: a step that goes on is another's then, and
+/// the same once more does no harm.
+fn step(client: &Client, import: &Importing, done: u64) -> Result<u64, Failure> {
+    let deadline = Nanos::now() + PATIENCE;
+    loop {
+        match client.fill(import, done) {
+            Ok(filled) => return Ok(filled.end),
+            Err(error) if error.kind == ApiErrorKind::Unavailable && Nanos::now() < deadline => {
+                std::thread::sleep(AGAIN);
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
 }

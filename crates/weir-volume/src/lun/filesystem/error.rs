@@ -78,18 +78,6 @@ pub enum FilesystemError {
         /// The identity of the volume's filesystem.
         filesystem: [u8; 16],
     },
-    /// A disk's file has an extent-size hint, which XFS takes from no file that has extents.
-    #[error(
-        "{}: the file has an extent-size hint of {size} bytes, with which XFS moves blocks that a node writes to directly, and XFS clears it in \
-         no file that has data: `weir disk compact` of this disk makes it a file without one",
-        .path.display()
-    )]
-    ExtentSize {
-        /// The file.
-        path: PathBuf,
-        /// Of the hint.
-        size: u32,
-    },
     /// Space was written, and is still not the file's own.
     #[error(
         "{}: bytes {start} to {end} were written, and the filesystem does not have them as written blocks of this file alone ({found}); \
@@ -143,7 +131,6 @@ impl FilesystemError {
             | FilesystemError::Unsuitable { .. }
             | FilesystemError::Sectors { .. }
             | FilesystemError::OtherLun { .. }
-            | FilesystemError::ExtentSize { .. }
             | FilesystemError::NotWritten { .. } => None,
         }
     }

@@ -31,11 +31,12 @@ struct Attributes {
     zero: [u8; 8],
 }
 
-/// Sets a disk's file up, before it is written to.
+/// Sets a disk's file up, before it is written to. Returns the hint that it keeps, in bytes, if it has one: the filesystem takes a hint from no
+/// file that has extents. Nobody but the filesystem may write to blocks of such a file.
 ///
 /// # Errors
-/// [`FilesystemError::ExtentSize`]: the filesystem takes a hint from no file that has extents. The system's.
-pub fn prepare_file(file: impl AsFd, path: &Path) -> Result<(), FilesystemError> {
+/// The system's.
+pub fn prepare_file(file: impl AsFd, path: &Path) -> Result<Option<u32>, FilesystemError> {
     let found = attributes(&file).map_err(FilesystemError::system("read the attributes of", path))?;
     let has_hint = found.flags & FS_XFLAG_EXTSIZE != 0;
     let wanted = Attributes {
@@ -45,12 +46,13 @@ pub fn prepare_file(file: impl AsFd, path: &Path) -> Result<(), FilesystemError>
         ..found
     };
     if has_hint && found.extents > 0 {
-        return Err(FilesystemError::ExtentSize { path: path.to_path_buf(), size: found.extent_size });
+        return Ok(Some(found.extent_size));
     }
     if !has_hint && found.copy_extent_size == COPY {
-        return Ok(());
+        return Ok(None);
     }
-    set(&file, &wanted).map_err(FilesystemError::system("set the extent sizes of", path))
+    set(&file, &wanted).map_err(FilesystemError::system("set the extent sizes of", path))?;
+    Ok(None)
 }
 
 /// New files in a directory get no hint of it. It may have one from the format (`mkfs.xfs -d extszinherit=`), or from an operator.

@@ -79,11 +79,17 @@ impl Mounted {
         Ok(Mounted { root, _mount: mount, lun: lun.to_path_buf(), superblock, told: Mutex::default() })
     }
 
-    /// Tells an operator, once, why a file of it is not served: whoever wants it asks again and again.
-    pub(in crate::lun) fn tell_once(&self, name: &str, error: &FilesystemError) {
+    /// Tells an operator, once, that a file of it has an extent-size hint, of `bytes`, which XFS takes back from none that has extents.
+    pub(in crate::lun) fn tell_hint(&self, name: &str, bytes: u32) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
         if told.insert(name.to_owned()) {
-            tracing::warn!(%error, "a disk is not served, and its I/O waits");
+            let remedy = "`weir disk compact` gives the disk a file without it";
+            tracing::warn!(
+                file = name,
+                bytes,
+                remedy,
+                "a disk's file has an extent-size hint: all of its I/O is redirected"
+            );
         }
     }
 

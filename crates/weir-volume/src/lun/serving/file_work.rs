@@ -71,6 +71,8 @@ pub struct WorkFile {
     pub zeroes: Zeroes,
     /// Kept while anything may be under way: the unmount waits for it.
     pub mounted: Arc<Mounted>,
+    /// Its blocks stay where they are, so that its owner may write to them. Otherwise all I/O goes through the filesystem.
+    pub grants: bool,
 }
 
 impl FileWork for WorkFile {
@@ -128,6 +130,9 @@ impl FileWork for WorkFile {
 
 impl WorkFile {
     fn map(&self, range: Range) -> Layout {
+        if !self.grants {
+            return Ok(Vec::new());
+        }
         layout(&self.file, range.0..range.1).map_err(|error| io_error(&error, "looking at a disk's extents"))
     }
 

@@ -33,7 +33,7 @@ use ahead::Ahead;
 use asked::{Asked, Waiting};
 use dispatch::Held;
 pub use dispatch::{Dispatch, Redirected};
-pub use file_work::{Change, FileWork, Layout};
+pub use file_work::{Change, FileWork, Layout, WorkFile};
 pub use opened::OpenedDisk;
 use peer::{Peer, PeerError};
 

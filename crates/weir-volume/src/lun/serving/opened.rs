@@ -37,14 +37,17 @@ impl OpenedDisk {
         let file = mounted.open(name)?;
         let path = mounted.lun().join(name);
         let failed = |action| FilesystemError::system(action, &path);
-        if mounted.superblock().kind == Kind::Xfs && mounted.superblock().reflink {
-            prepare_file(&file, &path).inspect_err(|error| mounted.tell_once(name, error))?;
+        let is_apart = mounted.superblock().kind == Kind::Xfs && mounted.superblock().reflink;
+        let hint = if is_apart { prepare_file(&file, &path)? } else { None };
+        if let Some(size) = hint {
+            mounted.tell_hint(name, size);
         }
         let size = file.metadata().map_err(failed("examine"))?.len();
         let in_order = mounted.open_without_times(&file).map_err(failed("open"))?;
         let lun = open_lun(mounted.lun(), mounted.superblock().uuid, true, Some(mark))?;
         let waits_for_rotation = device_queue::waits_for_rotation(&lun);
-        let work = WorkFile { file, path, zeroes: Zeroes::default(), mounted: Arc::clone(mounted) };
+        let (zeroes, mounted) = (Zeroes::default(), Arc::clone(mounted));
+        let work = WorkFile { file, path, zeroes, mounted, grants: hint.is_none() };
         let file = SharedFile::on_disk(in_order, waits_for_rotation);
         let lun = SharedFile::on_disk(lun, waits_for_rotation);
         Ok(OpenedDisk::new(Arc::new(work), file, lun, size))
