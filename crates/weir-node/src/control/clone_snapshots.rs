@@ -6,10 +6,7 @@ use weir_volume::snapshot::{self, Snapshot};
 
 use super::Node;
 use super::node::blocking;
-use super::provisioning::Files;
-
-/// The kind of the event that tells that something was removed whose maker has ended.
-pub const LEFTOVER_REMOVED: &str = "leftover-removed";
+use super::provisioning::{Files, LEFTOVER_REMOVED};
 
 /// Before the numbers of the maker and of the clone, in sixteen digits each.
 const PREFIX: &str = "clone-";

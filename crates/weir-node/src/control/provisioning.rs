@@ -25,13 +25,15 @@ use weir_volume::disk_files::delete_unwritten;
 use weir_volume::snapshot::{self, Snapshot};
 use weir_volume::{DirVolume, DiskFiles, LunVolume, VolumeError};
 
-use super::clone_snapshots::LEFTOVER_REMOVED;
 use super::decide::is_live;
 use super::intents::UnderWay;
 use super::lun_disks;
 use super::node::{Node, blocking, random, unavailable};
 use crate::error::{ApiError, ApiErrorKind};
 use crate::units::count;
+
+/// The kind of the event that tells that something was removed whose maker has ended.
+pub const LEFTOVER_REMOVED: &str = "leftover-removed";
 
 /// Between two looks for what others have left, and the longest wait for one step of that: its end may come later.
 const LOOK: Duration = Duration::from_secs(3);

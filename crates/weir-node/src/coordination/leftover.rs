@@ -11,9 +11,9 @@ use weir_cluster::records::VolumeRecord;
 use weir_volume::snapshot::{self, Interrupted};
 
 use crate::control::Node;
-use crate::control::clone_snapshots::{self, LEFTOVER_REMOVED};
+use crate::control::clone_snapshots;
 use crate::control::node::blocking;
-use crate::control::provisioning::Files;
+use crate::control::provisioning::{Files, LEFTOVER_REMOVED};
 use crate::error::{ApiError, COMPACTION_INTERRUPTED, compaction_interrupted};
 
 /// Pause before another look, where one has failed.
