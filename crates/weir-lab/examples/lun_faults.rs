@@ -161,8 +161,9 @@ fn inflict(pool: &mut LunBench, fault: Fault, (coordinator, owner): (&str, &str)
         }
         Fault::PauseCoordinator | Fault::PauseOwner => {
             let node = if fault == Fault::PauseOwner { owner } else { coordinator };
-            pool.bench.lab.pause(node).unwrap();
-            thread::sleep(Duration::from_millis(random.u64(100..6000)));
+            let lasts = Duration::from_millis(random.u64(100..6000));
+            pool.stand_still(node, lasts);
+            thread::sleep(lasts);
             pool.bench.lab.resume(node).unwrap();
         }
         Fault::Move => {
@@ -193,7 +194,7 @@ fn late_writes(pool: &mut LunBench, node: &str, random: &mut Rng) -> u64 {
     let stands = random.bool();
     let lasts = Duration::from_millis(random.u64(500..HELD_UP_MS));
     if stands {
-        pool.bench.lab.pause(node).unwrap();
+        pool.stand_still(node, lasts);
     } else {
         pool.shut_down(node);
         process.signal(rustix::process::Signal::KILL).unwrap();

@@ -32,9 +32,7 @@ fn owner_stands_still(format: &str, coordinates: bool) {
     let progress = load.progress();
     let (mut load, ()) = during(load, Duration::from_secs(3), || {
         std::thread::sleep(Duration::from_secs(1));
-        bench.lab.pause(owner).unwrap();
-        // A fence stops its kernel's filesystem, too; a device that is set read-only stops programs alone.
-        assert_eq!(pool.shut_down(owner), coordinates);
+        pool.stand_still(owner, LONGEST_STALL);
         let since = Nanos::now();
         // Nothing that it has answered is on its way to the client any more.
         std::thread::sleep(Duration::from_millis(500));

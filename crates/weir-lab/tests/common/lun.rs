@@ -38,6 +38,9 @@ const LOOP_SIZE_LIMIT: usize = 4;
 /// Bytes that a node may write in a second while its writes are held up: a few at a time get through.
 const HELD_UP: u64 = 64 << 10;
 
+/// A process that stands still for longer may be fenced: its lease lasts for a second, and it has renewed that up to half of it before.
+const FENCED_AFTER: Duration = Duration::from_millis(400);
+
 /// The nodes' paths to one LUN.
 pub struct Luns {
     paths: Vec<PathBuf>,
@@ -486,6 +489,15 @@ impl LunBench {
         }
         // The devices before their image.
         drop((device, luns, etcd, directory));
+    }
+
+    /// A node's process stands still, for so long. Where others fence it meanwhile, its kernel's filesystem stops, too, as it would without its
+    /// LUN: the lab's fence, a device that is read-only, stops programs alone, and a second ext4 can be mounted beside the first one.
+    pub fn stand_still(&self, node: &str, lasts: Duration) {
+        self.bench.lab.pause(node).unwrap();
+        if self.format == "ext4" && lasts > FENCED_AFTER {
+            self.shut_down(node);
+        }
     }
 
     /// As when its host crashes: its filesystem, if it has that mounted, writes nothing more, and then it is killed. Returns whether it had.
