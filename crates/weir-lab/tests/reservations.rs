@@ -6,6 +6,7 @@
 
 mod common;
 
+use std::cell::Cell;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -141,10 +142,14 @@ fn keys_keep_nodes_from_a_lun_in_the_guest() {
     assert_eq!(shown(), Registered { keys: vec![second.key], reservation: Reservation::Registrants });
     assert_eq!(errno(write(PATHS[0], 0)), Some(libc::EBADE));
     again.admit().unwrap();
-    // A wait that nobody wants any more proves nothing.
+    // A fence that nobody wants any more is not made, and its wait proves nothing.
     second.admit().unwrap();
     let slow = Reservations { wait: Duration::from_secs(3600), ..again.clone() };
     let error = slow.fence(second.key, 2, || true).unwrap_err();
+    assert!(matches!(error, ReservationError::Over), "{error}");
+    second.check().unwrap();
+    let asked = Cell::new(0);
+    let error = slow.fence(second.key, 2, || asked.replace(asked.get() + 1) > 0).unwrap_err();
     assert!(matches!(error, ReservationError::Over), "{error}");
     // The last one ends the reservation.
     again.leave().unwrap();

@@ -32,7 +32,7 @@ use crate::control::owner_fences::OwnerFences;
 use crate::control::registry_copy::RegistryCopy;
 use crate::control::rights::Rights;
 use crate::control::{
-    LogCapacity, Shards, Tasks, admission, agreement, capacity, change, copies, flash, forwarders, grants,
+    LogCapacity, Shards, Tasks, admission, agreement, capacity, change, copies, flash, forwarding, grants,
     lun_disks, node_states, provisioning, readers, relocation, supervisor, watchdog,
 };
 use crate::exports;
@@ -181,7 +181,7 @@ impl Plane {
             weir_task::spawn(admission::advertise(Arc::clone(&node))),
             weir_task::spawn(watchdog::watch(Arc::clone(&node))),
             weir_task::spawn(grants::run(Arc::clone(&node))),
-            weir_task::spawn(forwarders::keep(Arc::clone(&node))),
+            weir_task::spawn(forwarding::keep(Arc::clone(&node))),
             weir_task::spawn(copies::keep_told(Arc::clone(&node))),
             weir_task::spawn(node_states::keep(Arc::clone(&node))),
             weir_task::spawn(relocation::keep(Arc::clone(&node), Arc::clone(&tasks))),
@@ -370,7 +370,7 @@ impl Admission {
                     flags: 0,
                 };
                 if let Some(identity) = forwarded {
-                    let by = forwarders::admit(node, &disk, identity, &owner).map_err(not_allowed)?;
+                    let by = forwarding::admit(node, &disk, identity, &owner).map_err(not_allowed)?;
                     return Ok(Admission::Forwarded { session: session(disk), by });
                 }
                 let follower = node.records.disk(&disk).and_then(|record| record.follower);

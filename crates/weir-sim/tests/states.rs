@@ -12,7 +12,7 @@ const MOST: u64 = 100;
 /// Rules that few seeds find when they are disabled, each with a seed that does; `weir-sim states bugs` finds others when the faults have
 /// changed.
 const RARE: [(StateBug, u64); 4] = [
-    (StateBug::ExceedQuarantineLimit, 202),
+    (StateBug::ExceedQuarantineLimit, 342),
     (StateBug::DrainLastCopy, 118),
     (StateBug::DrainBelowPolicy, 639),
     (StateBug::RemoveOnlyCopy, 378),

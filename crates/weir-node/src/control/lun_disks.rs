@@ -23,7 +23,9 @@ async fn try_connect(node: &Arc<Node>, disk: &str) -> Result<(), String> {
     let record = node.records.disk(disk).ok_or("it has no record")?;
     let state = node.coordinators.get(&record.volume);
     if !state.disks.contains(disk) {
-        node.coordinators.update(&record.volume, |state| drop(state.disks.insert(disk.to_owned())));
+        node.coordinators.update(&record.volume, |state| {
+            state.disks.insert(disk.to_owned());
+        });
     }
     let wanted = Arc::clone(&state.redirected);
     node.shards.send(disk, Command::Redirect { disk: disk.to_owned(), wanted }).await;

@@ -17,10 +17,10 @@
 //! - [`clone_snapshots`]: snapshots that are there only while a clone is made;
 //! - [`supervisor`]: starts the tasks, routes the shards' notices, keeps the membership;
 //! - [`coordinators`]: the volumes on LUNs, as this node sees them;
-//! - [`forwarders`]: the clients of disks here that other nodes forward;
+//! - [`forwarders`], [`forwarding`]: the clients of disks here that other nodes forward;
 //! - [`readers`]: which other nodes' programs may read disks here;
 //! - [`lun_disks`]: the disks of such volumes: served to their owners, and connected to their coordinators;
-//! - [`owner_fences`]: former owners of such disks are kept from the LUN;
+//! - [`former_owners`], [`owner_fences`]: former owners of such disks are kept from the LUN;
 //! - [`clocks`]: the nodes' wall clocks, compared;
 //! - [`shards`]: the way to the shards;
 //! - [`watchdog`]: reports a shard that hangs or spins.
@@ -41,7 +41,9 @@ pub mod disk;
 #[cfg(test)]
 pub(crate) mod faulty_registry;
 pub mod flash;
+pub mod former_owners;
 pub mod forwarders;
+pub mod forwarding;
 pub mod grants;
 pub mod hearing;
 pub mod intents;

@@ -28,7 +28,7 @@ use weir_cluster::records::{DiskRecord, NodeRef};
 use weir_export::nbd::AcceptedClient;
 use weir_nbd::server::Session;
 
-use super::relay::{has_left, left, may_follow, or_left};
+use super::relay::{has_left, left, or_left};
 use super::stream::Stream;
 use crate::control::Node;
 use crate::control::decide::is_live;
@@ -281,15 +281,11 @@ impl Opened {
         }
     }
 
-    /// Ends when the record names another owner than `owner`, or none, or is another disk's, or lets the disk follow this node's clients: they
-    /// come again, and it does. An owner that is only silent is waited for:
+    /// Ends when the record names another owner than `owner`, or none, or is another disk's. An owner that is only silent is waited for:
     /// it may have lost the registry, and serves its disks all the same (P12).
     async fn until_another_owner(&self, owner: &NodeRef) {
         let mut changes = self.node.records.changes();
-        let me = self.node.session.node_ref();
-        let is_as_before =
-            |record: DiskRecord| record.owner.as_ref() == Some(owner) && !may_follow(&record, &me);
-        while self.record().is_some_and(is_as_before) {
+        while self.record().is_some_and(|record| record.owner.as_ref() == Some(owner)) {
             changes.next().await;
         }
     }

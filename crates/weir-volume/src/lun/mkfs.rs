@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::children::inherits_nothing;
 use super::filesystem::Kind;
-use super::setup::SetupError;
+use super::setup_error::SetupError;
 
 /// Between two looks at a program that is not done.
 const LOOK: Duration = Duration::from_millis(50);

@@ -32,5 +32,6 @@ pub mod route_status;
 pub mod router;
 pub mod serving;
 pub mod setup;
+mod setup_error;
 pub mod shell;
 pub mod survey;

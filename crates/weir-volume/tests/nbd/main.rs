@@ -468,6 +468,8 @@ fn a_server_that_answers_nothing_is_reported_after_a_while() {
 fn an_export_that_was_shrunk_meanwhile_is_reported() {
     let server = Server::new();
     let mut shard = Shard::new(&server);
+    // The server has taken the connection.
+    shard.write(1, 1);
     server.leave();
     let waits = shard.begin_write(1, 2);
     shard.await_news("server-away");

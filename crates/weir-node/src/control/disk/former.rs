@@ -15,8 +15,8 @@ use weir_volume::{Mark, Trace};
 
 use super::{DiskTask, Message};
 use crate::control::decide::{Evidence, Local, former_certainty};
+use crate::control::former_owners;
 use crate::control::grants;
-use crate::control::owner_fences;
 use crate::control::rights;
 use crate::shard::messages::{Arrival, Command};
 
@@ -185,7 +185,7 @@ impl DiskTask {
     /// Keeps former owners whose right has ended from the LUN of the disk, as far as this node can: that ends the wait for what they may have
     /// under way. Says when to look again.
     fn fence_formers(&mut self, record: &DiskRecord) -> Option<Nanos> {
-        owner_fences::fencing(&self.node, &record.volume)?;
+        former_owners::fencing(&self.node, &record.volume)?;
         let (now, mut again) = (Nanos::now(), None);
         for former in &record.former {
             // A process that has ended here is looked at instead.
@@ -195,7 +195,7 @@ impl DiskTask {
                 _ => self.formers.right_over(former, now),
             };
             let Some(over) = over.filter(|over| is_silent && *over <= now) else { continue };
-            if owner_fences::is_there(&self.node, &former.node) {
+            if former_owners::is_there(&self.node, &former.node) {
                 continue;
             }
             let key = (former.node.clone(), former.epoch);
@@ -218,8 +218,8 @@ impl DiskTask {
         let outbox = self.outbox.clone();
         weir_task::spawn(async move {
             let (waits, of, former) = (outbox.clone(), Arc::clone(&node), process.clone());
-            let is_over = move || waits.upgrade().is_none() || owner_fences::is_there(&of, &former);
-            let result = owner_fences::fence(&node, &volume, (&process, over), own_epoch, is_over).await;
+            let is_over = move || waits.upgrade().is_none() || former_owners::is_there(&of, &former);
+            let result = former_owners::fence(&node, &volume, (&process, over), own_epoch, is_over).await;
             if let Some(outbox) = outbox.upgrade() {
                 let _ = outbox.send(Message::Fenced { process, epoch, result }).await;
             }
