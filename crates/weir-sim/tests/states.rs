@@ -13,9 +13,9 @@ const MOST: u64 = 100;
 /// changed.
 const RARE: [(StateBug, u64); 4] = [
     (StateBug::ExceedQuarantineLimit, 342),
-    (StateBug::DrainLastCopy, 118),
-    (StateBug::DrainBelowPolicy, 639),
-    (StateBug::RemoveOnlyCopy, 378),
+    (StateBug::DrainLastCopy, 69),
+    (StateBug::DrainBelowPolicy, 751),
+    (StateBug::RemoveOnlyCopy, 91),
 ];
 
 #[test]

@@ -1,7 +1,8 @@
 //! Clients that are held while their disk goes to another node.
 
 use std::io::{ErrorKind, Read, Write};
-use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -191,22 +192,31 @@ fn who_does_not_wait_for_replies_is_told() {
     let client = enter(&server);
     let mut writer = client.stream.try_clone().unwrap();
     let reader = thread::spawn(move || converse(client, 0, false));
-    let sent = thread::spawn(move || {
-        let mut sent = 0;
+    let sent = Arc::new(AtomicU64::new(0));
+    let counts = Arc::clone(&sent);
+    let sender = thread::spawn(move || {
         // Until nobody reads any more.
-        while writer.write_all(&write(sent, &[1; 4096])).is_ok() {
-            sent += 1;
+        while writer.write_all(&write(counts.load(Ordering::Relaxed), &[1; 4096])).is_ok() {
+            counts.fetch_add(1, Ordering::Relaxed);
             thread::sleep(Duration::from_micros(20));
         }
-        sent
     });
-    thread::sleep(Duration::from_millis(50));
+    let until = |count: u64, patience: Duration| {
+        let deadline = Nanos::now() + patience;
+        while sent.load(Ordering::Relaxed) < count && Nanos::now() < deadline {
+            thread::sleep(Duration::from_millis(1));
+        }
+    };
+    // Those under way, those in the socket, and some that are answered.
+    until(500, Duration::from_secs(20));
     let took = server.hold_all();
     assert!(took < BOUND, "{took:?}");
-    // More arrives meanwhile.
-    thread::sleep(Duration::from_millis(100));
+    // More arrives meanwhile, or has arrived: as much as the socket holds.
+    until(sent.load(Ordering::Relaxed) + 4, Duration::from_secs(1));
     server.dismiss();
-    let (told, sent) = (reader.join().unwrap(), sent.join().unwrap());
+    let told = reader.join().unwrap();
+    sender.join().unwrap();
+    let sent = sent.load(Ordering::Relaxed);
     let served = told.iter().take_while(|&&(_, error)| error == 0).count();
     eprintln!("{sent} sent, {served} served, {} refused", told.len() - served);
     assert!(told[served..].iter().all(|&(_, error)| error == error::ESHUTDOWN), "{:?}", &told[served..]);

@@ -873,11 +873,14 @@ mod tests {
         check(&record, ended + grace).await.unwrap();
         // Another node has taken the disk over. It may never open it, without its server, and an export stays.
         let former = vec![FormerOwner::silent(gone, 2)];
-        for owner in [None, Some(NodeRef::new("a", 1)), Some(NodeRef::new("c", 1))] {
+        for owner in [None, Some(NodeRef::new("a", 1))] {
             let taken = DiskRecord { owner, former: former.clone(), ..record.clone() };
             check(&taken, ended + grace / 2).await.unwrap_err();
             check(&taken, ended + grace).await.unwrap();
         }
+        // That one is gone as well, and nobody knows that it has ended.
+        let taken = DiskRecord { owner: Some(NodeRef::new("c", 1)), former, ..record.clone() };
+        check(&taken, ended + grace).await.unwrap_err();
     }
 
     /// A large file can take longer to remove than a request waits: the record is gone by then.
