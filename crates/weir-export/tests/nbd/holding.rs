@@ -213,6 +213,7 @@ fn who_does_not_wait_for_replies_is_told() {
     assert!(took < BOUND, "{took:?}");
     // More arrives meanwhile, or has arrived: as much as the socket holds.
     until(sent.load(Ordering::Relaxed) + 4, Duration::from_secs(1));
+    thread::sleep(Duration::from_millis(100));
     server.dismiss();
     let told = reader.join().unwrap();
     sender.join().unwrap();
