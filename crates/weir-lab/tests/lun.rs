@@ -49,10 +49,10 @@ fn every_node_serves_a_disk_on_ext4() {
     every_node_serves("ext4", "write-back+1");
 }
 
-/// What waits for the coordinator waits no longer than this for another one.
+/// Longest stall of I/O that the coordinator does, while another node takes over.
 const REDIRECTED_STALL: Duration = Duration::from_secs(10);
-/// What is direct waits for nobody: 100 ms on a quiet machine. On a busy one it waits for a processor, and still not for the next coordinator,
-/// which takes seconds.
+/// Longest stall of direct I/O meanwhile. It needs no coordinator: the target on a quiet machine is 100 ms. On a busy one it waits for a
+/// processor, but not for the next coordinator, which takes seconds.
 const DIRECT_STALL: Duration = Duration::from_millis(1000);
 
 /// Requests a second that go directly. The devices of all nodes are one file: as many as it takes would keep the mount from its replay, which
@@ -166,7 +166,7 @@ fn an_owner_that_loses_its_path_goes_on_through_the_coordinator() {
             assert!(progress.longest_stall() < PATH_LOST, "{:?}", progress.longest_stall());
             pool.await_all_direct(&owner);
         });
-        assert!(pool.luns.fenced().is_empty(), "nobody is fenced for it");
+        assert!(pool.luns.fenced().is_empty(), "a path that fails is no reason for a fence");
         pool.bench.judge(&mut load, seed);
     }
 }

@@ -43,7 +43,7 @@ fn owner_stands_still(format: &str, coordinates: bool) {
         }
         eprintln!("{format}: its successor writes after {:?}", Nanos::now() - since);
         std::thread::sleep(Duration::from_secs(1));
-        // What it had begun comes too late.
+        // The LUN refuses the writes that it had begun.
         bench.lab.resume(owner).unwrap();
     });
     assert!(pool.luns.fenced().iter().any(|node| node == owner), "{:?}", pool.luns.fenced());

@@ -145,7 +145,7 @@ fn a_volume_whose_coordinator_nobody_can_fence_is_served_on_the_operators_word()
     assert!(pool.luns.fenced().is_empty(), "{:?}", pool.luns.fenced());
     eprintln!("longest stall {:?}", progress.longest_stall());
     pool.bench.judge(&mut load, seed);
-    // What only the coordinator can do is done again, too.
+    // The new coordinator does redirected I/O again, too.
     let (changes, _) = {
         let load = RedirectedLoad::begin(&pool.bench, &owner);
         std::thread::sleep(Duration::from_millis(300));

@@ -25,7 +25,7 @@ const BLOCK: usize = 4096;
 /// Blocks that the counting guest writes, one after the other and again.
 const BLOCKS: u64 = 97;
 
-/// What `make snapshots` promises: the guest's pause beside 99 of 100 snapshots, and the time for each of 200 clones within 5 s.
+/// The targets of `make snapshots`: the 99th percentile of the guest's pauses beside snapshots, and the mean time of a clone (200 in 5 s).
 const PAUSE: Duration = Duration::from_millis(100);
 const CLONED: Duration = Duration::from_millis(25);
 

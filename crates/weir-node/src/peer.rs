@@ -32,6 +32,7 @@ use std::pin::Pin;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use weir_block::Stream;
 use weir_cluster::records::{MAX_NAME, NodeRef, check_name};
+use weir_nbd::server::Session;
 
 const MAGIC: &[u8; 8] = b"WEIRPEER";
 /// The first bytes of a client that speaks TLS (RFC 8446 §5.1).
@@ -100,6 +101,18 @@ impl Purpose {
     const ANY_BYTE: u8 = 32;
     const OPENS: u8 = 64;
     const REDIRECT: u8 = 128;
+
+    /// Of a client that has agreed on `session` elsewhere. `forwarded`: as the field.
+    #[must_use]
+    pub fn client(session: &Session, forwarded: Option<u64>) -> Purpose {
+        Purpose::Client {
+            structured_replies: session.structured_replies,
+            extended_headers: session.extended_headers,
+            block_sizes: session.block_sizes,
+            base_allocation: session.base_allocation.is_some(),
+            forwarded,
+        }
+    }
 
     fn encode(self) -> u8 {
         match self {

@@ -33,7 +33,7 @@ pub struct VolumeState {
     pub opens_path: Arc<AtomicBool>,
     /// How this node keeps others from the LUN; absent while it does not reach the LUN.
     pub tier: Option<Tier>,
-    /// What does that.
+    /// The tiers of fencing on this node; absent as above.
     pub fencing: Option<Fencing>,
     /// The last thing that an operator should know; empty if all is well.
     pub notice: String,

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use weir_cluster::records::{DiskRecord, LunRecord, Source};
 use weir_volume::lun::serving::OpenedDisk;
-use weir_volume::{BackingKind, DirVolume, Mark};
+use weir_volume::{BackingKind, DirVolume};
 
 use super::node::Node;
+use super::owner_fences::mark_of;
 use crate::peer::{Greeting, Purpose};
 use crate::shard::messages::{Command, OpenedServed};
 
@@ -69,7 +70,7 @@ pub async fn find_path(node: Arc<Node>, disk: String) {
     if state.opens_path.swap(true, Ordering::Relaxed) {
         return;
     }
-    let mark = Some(Mark::of(&node.session.node_ref().to_string()));
+    let mark = Some(mark_of(&node.session.node_ref()));
     let open = move || BackingKind::open_path(&path, filesystem, true, mark);
     let opened = tokio::task::spawn_blocking(open).await;
     state.opens_path.store(false, Ordering::Relaxed);
@@ -119,7 +120,7 @@ async fn begin_serving(node: &Node, record: &DiskRecord) -> Result<(), String> {
         Some(_) => stop(node, &mut served, Some(&record.name)).await,
         None => {}
     }
-    let mark = Mark::of(&node.session.node_ref().to_string());
+    let mark = mark_of(&node.session.node_ref());
     let opened = tokio::task::spawn_blocking(move || OpenedDisk::open(&mounted, &file, mark)).await;
     let opened = opened.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
     let disk = record.name.clone();

@@ -1,4 +1,4 @@
-//! The fences that a node has made for its disks, and the numbers by which a LUN knows hosts.
+//! The fences that a node has made for its disks, and how LUNs and kernels know processes.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use weir_block::Nanos;
 use weir_block::hash::{FNV_BASIS, fnv1a};
 use weir_cluster::records::NodeRef;
+use weir_volume::Mark;
 use weir_volume::lun::claim::Process;
 
 /// The number of a host, by which heartbeats, keys and the fence command know it. The name of a node is its own for as long as the
@@ -19,6 +20,12 @@ pub fn number(node: &str) -> u64 {
 #[must_use]
 pub fn process(node: &NodeRef) -> Process<u64> {
     Process { node: number(&node.node), incarnation: node.incarnation }
+}
+
+/// A process, as the kernel of its host shows what it still does for it.
+#[must_use]
+pub fn mark_of(process: &NodeRef) -> Mark {
+    Mark::of(&process.to_string())
 }
 
 /// When the last fence of one process began that was a success.

@@ -13,7 +13,6 @@ use weir_cluster::records::{
 };
 use weir_cluster::registry::{RegistryError, Transaction};
 use weir_cluster::view::{Seen, View};
-use weir_volume::Mark;
 use weir_volume::lun::claim::{Event, Phase, Process, Record};
 use weir_volume::lun::fence_command::FenceCommand;
 use weir_volume::lun::fencing::Fencing;
@@ -25,7 +24,7 @@ use super::find::find;
 use super::leftover;
 use super::turn::{Situation, Turn};
 use crate::config::ReservationsConfig;
-use crate::control::owner_fences::{self, number, process};
+use crate::control::owner_fences::{self, mark_of, number, process};
 use crate::control::registry_copy::short;
 use crate::control::{Node, lun_disks};
 
@@ -215,7 +214,7 @@ fn host(node: &Node, record: &VolumeRecord, lun: &LunRecord, path: PathBuf) -> H
         area: lun.heartbeat,
         fencing: Fencing::new(id, own, reservations, command),
         lun: path,
-        former: former.iter().map(|process| Mark::of(&process.to_string())).collect(),
+        former: former.iter().map(mark_of).collect(),
     }
 }
 

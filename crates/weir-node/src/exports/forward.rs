@@ -262,13 +262,7 @@ impl Opened {
             disk: self.session.export.clone(),
             owner: self.node.config.name.clone(),
             replica: owner.clone(),
-            purpose: Purpose::Client {
-                structured_replies: self.session.structured_replies,
-                extended_headers: self.session.extended_headers,
-                block_sizes: self.session.block_sizes,
-                base_allocation: self.session.base_allocation.is_some(),
-                forwarded: Some(self.id),
-            },
+            purpose: Purpose::client(&self.session, Some(self.id)),
         };
         let mut upstream = Stream::new(self.node.network.connect(address, &greeting).await?)?;
         // Whenever this process closes it, also when it is killed, nothing of what the owner lacks may still be sent.

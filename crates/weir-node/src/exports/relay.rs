@@ -354,13 +354,7 @@ impl Relay {
             disk: self.session.export.clone(),
             owner: self.me.node.clone(),
             replica: owner.clone(),
-            purpose: Purpose::Client {
-                structured_replies: self.session.structured_replies,
-                extended_headers: self.session.extended_headers,
-                block_sizes: self.session.block_sizes,
-                base_allocation: self.session.base_allocation.is_some(),
-                forwarded: None,
-            },
+            purpose: Purpose::client(&self.session, None),
         };
         let open = self.node.network.open(address, &greeting);
         tokio::time::timeout(self.node.config.peers.deadline.0, open).await?

@@ -11,12 +11,13 @@ use weir_block::Nanos;
 use weir_cluster::ownership;
 use weir_cluster::placement;
 use weir_cluster::records::{DiskRecord, FormerOwner, NodeRef};
-use weir_volume::{Mark, Trace};
+use weir_volume::Trace;
 
 use super::{DiskTask, Message};
 use crate::control::decide::{Evidence, Local, former_certainty};
 use crate::control::former_owners;
 use crate::control::grants;
+use crate::control::owner_fences::mark_of;
 use crate::control::rights;
 use crate::shard::messages::{Arrival, Command};
 
@@ -110,11 +111,6 @@ impl Formers {
     }
 }
 
-/// The mark of a process on the backings of its disks.
-pub(super) fn mark_of(process: &NodeRef) -> Mark {
-    Mark::of(&process.to_string())
-}
-
 impl DiskTask {
     /// The certain knowledge about all former owners, and the time of the next check, if only time is missing.
     pub(super) fn former(&mut self, record: &DiskRecord) -> (Former, Option<Nanos>) {
@@ -188,13 +184,13 @@ impl DiskTask {
         former_owners::fencing(&self.node, &record.volume)?;
         let (now, mut again) = (Nanos::now(), None);
         for former in &record.former {
-            // A process that has ended here is looked at instead.
-            let is_silent = matches!(self.evidence(former), Evidence::None | Evidence::Declared);
             let over = match self.evidence(former) {
                 Evidence::Declared => Some(now),
-                _ => self.formers.right_over(former, now),
+                Evidence::None => self.formers.right_over(former, now),
+                // Its I/O has ended, or this machine's kernel shows when it does.
+                Evidence::UnderWay | Evidence::Ended | Evidence::Fenced | Evidence::Released => None,
             };
-            let Some(over) = over.filter(|over| is_silent && *over <= now) else { continue };
+            let Some(over) = over.filter(|over| *over <= now) else { continue };
             if former_owners::is_there(&self.node, &former.node) {
                 continue;
             }

@@ -7,11 +7,11 @@ use weir_cluster::ownership;
 use weir_cluster::records::{DiskRecord, Medium, Mode, NodeRef};
 
 use super::configuration::rate;
-use super::former::mark_of;
 use super::{Came, DiskTask, record};
 use crate::control::admission;
 use crate::control::capacity::Role;
 use crate::control::decide::Local;
+use crate::control::owner_fences::mark_of;
 use crate::shard::messages::{Arrival, Command, LogMedium, OpenDisk};
 
 impl DiskTask {

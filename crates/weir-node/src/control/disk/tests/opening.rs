@@ -39,8 +39,8 @@ async fn the_file_must_be_in_the_volume_that_the_registry_has() {
     assert!(opened.contains("\"/w/d.raw\"") && opened.contains("volume: Some(8)"), "{opened}");
 }
 
-/// What a former owner may still give the disk's name is barred first. The snapshots of its clones, which ended with it, go with no haste; those of
-/// others' clones stay, and so do an operator's.
+/// A takeover first removes the file that a former owner may still rename to the disk's. Later it removes the snapshots of that owner's clones;
+/// those of other nodes' clones stay, and so do an operator's.
 #[tokio::test]
 async fn a_takeover_removes_what_the_former_owner_left() {
     let directory = tempfile::tempdir().unwrap();
