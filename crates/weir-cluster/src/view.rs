@@ -95,6 +95,12 @@ impl<R: Record> Records<R> {
         }
     }
 
+    /// The revision of the record under a key without the prefix, readable or not.
+    #[must_use]
+    pub fn revision_of(&self, name: &str) -> Option<u64> {
+        self.puts.get(name).map(|put| put.revision)
+    }
+
     /// Whether a key without the prefix exists, readable or not.
     #[must_use]
     pub fn exists(&self, name: &str) -> bool {

@@ -18,7 +18,7 @@ use weir_block::Nanos;
 use weir_lab::Lab;
 use weir_nbd::Uri;
 use weir_nbd::client::{CommandFlags, NbdClient};
-use weir_node::api::{ApiErrorKind, CloneDisk, Delete, Export, LookAtLayout, Medium};
+use weir_node::api::{ApiErrorKind, CloneDisk, Delete, Disks, Export, LookAtLayout, Medium};
 
 const BLOCK: usize = 4096;
 
@@ -410,12 +410,16 @@ fn a_golden_image_is_closed_and_has_many_clones() {
     let extents = shatter(&pool.bench);
     assert!((900..=1_200).contains(&extents), "{extents}");
     client.create_snapshot(DISK, "v1", &[]).unwrap();
-    let began = Nanos::now();
     let clones = soak().unwrap_or(40);
-    for number in 0..clones {
-        client.clone_disk(DISK, &clone_of(&format!("vm{number}"), Some("v1"))).unwrap();
-    }
+    let names: Vec<String> = (0..clones).map(|number| format!("vm{number}")).collect();
+    let mut weir = Command::new(common::program());
+    weir.arg("--lab").arg(lab.dir()).args(["--output", "json", "disk", "clone", "--policy", "write-back+0"]);
+    let began = Nanos::now();
+    let output = weir.arg(format!("{DISK}@v1")).args(&names).output().unwrap();
     let took = Nanos::now() - began;
+    assert!(output.status.success(), "{output:?}");
+    let made: Disks = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(made.disks.iter().map(|disk| &disk.name).eq(&names));
     eprintln!("{clones} clones of {extents} extents in {took:?}");
     if is_measured() {
         assert!(took < CLONED * u32::try_from(clones).unwrap(), "{clones} clones in {took:?}");
@@ -426,6 +430,13 @@ fn a_golden_image_is_closed_and_has_many_clones() {
     }
     let twice = client.clone_disk(DISK, &clone_of("vm0", Some("v1"))).unwrap_err();
     assert_eq!(twice.kind, ApiErrorKind::Exists, "{twice:?}");
+    // One that cannot be made keeps no other one away.
+    let mut weir = Command::new(common::program());
+    weir.arg("--lab").arg(lab.dir()).args(["disk", "clone", &format!("{DISK}@v1"), "more1", "vm0", "more2"]);
+    let output = weir.output().unwrap();
+    let (said, shown) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
+    assert!(said.contains("1 of 3 clones not made; the first, vm0: there is a disk vm0 already"), "{said}");
+    assert!(shown.contains("more1") && shown.contains("more2") && !output.status.success(), "{shown}");
     let absent = client.clone_disk(DISK, &clone_of("another", Some("v2"))).unwrap_err();
     assert_eq!(absent.kind, ApiErrorKind::NotFound, "{absent:?}");
 }

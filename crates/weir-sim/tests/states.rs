@@ -12,7 +12,7 @@ const MOST: u64 = 100;
 /// Rules that few seeds find when they are disabled, each with a seed that does; `weir-sim states bugs` finds others when the faults have
 /// changed.
 const RARE: [(StateBug, u64); 4] = [
-    (StateBug::ExceedQuarantineLimit, 342),
+    (StateBug::ExceedQuarantineLimit, 364),
     (StateBug::DrainLastCopy, 69),
     (StateBug::DrainBelowPolicy, 751),
     (StateBug::RemoveOnlyCopy, 91),

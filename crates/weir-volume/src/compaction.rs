@@ -17,8 +17,8 @@ use crate::lun::filesystem::extents::{Extent, each_batch};
 /// With more extents than this, whoever shares a file's blocks is told how long that takes.
 pub const MANY_EXTENTS: u64 = 5_000;
 
-/// Time in which XFS shares an extent, at most: 1,024 take about 7 ms, 16,384 about 190 ms.
-const SHARE_EACH: Duration = Duration::from_micros(12);
+/// Time in which XFS shares an extent, at most: 1,024 take 7 to 22 ms, by the processor.
+const SHARE_EACH: Duration = Duration::from_micros(22);
 
 /// Shorter holes between written blocks are filled with zeroes: each would end an extent.
 const FILLED: u64 = 64 << 10;
@@ -206,9 +206,9 @@ mod tests {
 
     #[test]
     fn the_time_grows_with_the_extents() {
-        assert!(share_time(1_024) < Duration::from_millis(20));
+        assert!(share_time(1_024) < Duration::from_millis(30));
         let many = share_time(16_384);
-        assert!((Duration::from_millis(150)..Duration::from_millis(250)).contains(&many), "{many:?}");
+        assert!((Duration::from_millis(190)..Duration::from_millis(400)).contains(&many), "{many:?}");
         assert!(share_time(u64::MAX) > Duration::from_secs(10_000));
     }
 }

@@ -194,16 +194,18 @@ impl Files for DirVolume {
         std::fs::remove_file(&path).map_err(|error| VolumeError::from_io("removing", &path, error))
     }
 
-    fn list(&self) -> Result<Vec<Entry>, VolumeError> {
+    fn list(&self, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Entry>, VolumeError> {
         let directory = DirVolume::path(self).to_owned();
         let failed = |error| VolumeError::from_io("reading", &directory, error);
         let mut found = Vec::new();
         for entry in std::fs::read_dir(&directory).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            let (Ok(name), Ok(metadata)) = (entry.file_name().into_string(), entry.metadata()) else {
-                // Not a name of ours; or removed since.
+            // Others are no names of ours.
+            let Some(name) = entry.file_name().into_string().ok().filter(|name| is_wanted(name)) else {
                 continue;
             };
+            // Removed since.
+            let Ok(metadata) = entry.metadata() else { continue };
             let modified = metadata.modified().unwrap_or(UNIX_EPOCH);
             if metadata.is_file() {
                 let (size, allocated) = (metadata.len(), metadata.blocks() * 512);
@@ -329,10 +331,10 @@ impl Files for LunVolume {
         self.0.remove(name).map_err(|error| as_volume_error("removing", self.path(name), error))
     }
 
-    fn list(&self) -> Result<Vec<Entry>, VolumeError> {
+    fn list(&self, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Entry>, VolumeError> {
         let failed = |error| as_volume_error("reading", self.0.lun().to_owned(), error);
         let mut found = Vec::new();
-        for name in self.0.names().map_err(failed)? {
+        for name in self.0.names().map_err(failed)?.into_iter().filter(|name| is_wanted(name)) {
             let stat = match self.0.stat(&name) {
                 Err(error) if error.is_absent() => continue,
                 stat => stat.map_err(failed)?,

@@ -83,11 +83,11 @@ pub trait Files {
     /// The system's.
     fn remove(&self, name: &str) -> Result<(), VolumeError>;
 
-    /// All regular files.
+    /// All regular files of names that are wanted. The others are not looked at: a volume may have thousands.
     ///
     /// # Errors
     /// The system's.
-    fn list(&self) -> Result<Vec<Entry>, VolumeError>;
+    fn list(&self, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Entry>, VolumeError>;
 
     /// Makes all changes of names durable.
     ///
@@ -165,8 +165,10 @@ pub fn file_of(disk: &str, snapshot: &str) -> Result<String, VolumeError> {
 /// # Errors
 /// The system's.
 pub fn list(files: &dyn Files, disk: Option<&str>) -> Result<Vec<Snapshot>, VolumeError> {
-    let mut found: Vec<Snapshot> = files.list()?.iter().filter_map(Snapshot::of).collect();
-    found.retain(|one| disk.is_none_or(|disk| one.disk == disk));
+    let is_its =
+        |name: &str| disk.is_none_or(|disk| name.split_once('@').is_some_and(|(own, _)| own == disk));
+    let all = files.list(&|name| name.ends_with(SUFFIX) && is_its(name))?;
+    let mut found: Vec<Snapshot> = all.iter().filter_map(Snapshot::of).collect();
     found.sort_by(|a, b| (&a.disk, a.made, &a.name).cmp(&(&b.disk, b.made, &b.name)));
     Ok(found)
 }
@@ -195,7 +197,8 @@ impl Unfinished {
         number: u64,
     ) -> Result<Unfinished, VolumeError> {
         let complete = file_of(disk, snapshot)?;
-        let all = files.list()?;
+        let own = format!("{disk}@");
+        let all = files.list(&|name| name.starts_with(&own))?;
         if all.iter().any(|entry| entry.name == complete) {
             let name = format!("{disk}@{snapshot}");
             return Err(VolumeError::Exists { name, path: files.path(&complete) });
@@ -248,7 +251,7 @@ pub fn interrupted(files: &dyn Files) -> Result<BTreeSet<Interrupted>, VolumeErr
         let (disk, rest) = entry.name.strip_suffix(UNFINISHED)?.split_once('@')?;
         Some(Interrupted { disk: disk.to_owned(), is_copy: rest.starts_with(COPY) })
     };
-    Ok(files.list()?.iter().filter_map(of).collect())
+    Ok(files.list(&is_unfinished)?.iter().filter_map(of).collect())
 }
 
 /// Removes, durably, what was never finished of a disk: snapshots, rollbacks, and the disk itself as a clone. Whoever makes them does not
@@ -258,7 +261,7 @@ pub fn interrupted(files: &dyn Files) -> Result<BTreeSet<Interrupted>, VolumeErr
 /// The system's.
 pub fn remove_unfinished(files: &dyn Files, disk: &str) -> Result<(), VolumeError> {
     check_name(disk)?;
-    remove_unfinished_of(files, disk, &files.list()?)
+    remove_unfinished_of(files, disk, &files.list(&is_unfinished)?)
 }
 
 fn remove_unfinished_of(files: &dyn Files, disk: &str, all: &[Entry]) -> Result<(), VolumeError> {

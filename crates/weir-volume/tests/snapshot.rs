@@ -36,7 +36,8 @@ fn snapshot(volume: &DirVolume, name: &str, number: u64) {
 }
 
 fn names(volume: &DirVolume) -> Vec<String> {
-    let mut names: Vec<String> = volume.list().unwrap().into_iter().map(|entry| entry.name).collect();
+    let mut names: Vec<String> =
+        volume.list(&|_| true).unwrap().into_iter().map(|entry| entry.name).collect();
     names.sort();
     names
 }

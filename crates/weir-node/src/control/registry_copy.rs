@@ -193,6 +193,16 @@ impl RegistryCopy {
         self.released.now().get(short(&key, keys::RELEASED)).is_some_and(|record| record.node == *node)
     }
 
+    /// Wakes the task of a disk on changes from now on.
+    #[must_use]
+    pub fn changes_of(&self, disk: &str) -> DiskChanges {
+        let mut changes =
+            DiskChanges { disk: disk.to_owned(), all: self.changes(), revision: None, volume: None };
+        changes.is_disk_new();
+        changes.is_volume_new();
+        changes
+    }
+
     /// Wakes on changes from now on.
     #[must_use]
     pub fn changes(&self) -> Changes {
@@ -204,6 +214,56 @@ impl RegistryCopy {
             stopped: fresh(self.stopped.changes()),
             released: fresh(self.released.changes()),
         }
+    }
+}
+
+/// Wakes the task of one disk: a change of other disks does not concern it, nor does what they leave in the volumes' records. A cluster
+/// with hundreds of disks would otherwise wake a task for each of them whenever one changes.
+#[derive(Debug)]
+pub struct DiskChanges {
+    disk: String,
+    all: Changes,
+    /// Of the disk's record.
+    revision: Option<u64>,
+    /// The record of its volume.
+    volume: Option<VolumeRecord>,
+}
+
+impl DiskChanges {
+    /// Waits for the next change, as [`Changes::next`]. Cancel safe.
+    pub async fn next(&mut self) {
+        loop {
+            let is_news = tokio::select! {
+                biased;
+                changed = self.all.disks.changed() => changed.map(|()| self.is_disk_new()),
+                changed = self.all.volumes.changed() => changed.map(|()| self.is_volume_new()),
+                changed = self.all.nodes.changed() => changed.map(|()| true),
+                changed = self.all.states.changed() => changed.map(|()| true),
+                changed = self.all.stopped.changed() => changed.map(|()| true),
+                changed = self.all.released.changed() => changed.map(|()| true),
+            };
+            match is_news {
+                Ok(true) => return,
+                Ok(false) => {}
+                // A view ends only with the node; there is nothing to tell any more.
+                Err(_) => std::future::pending::<()>().await,
+            }
+        }
+    }
+
+    fn is_disk_new(&mut self) -> bool {
+        let revision = self.all.disks.borrow_and_update().revision_of(&self.disk);
+        std::mem::replace(&mut self.revision, revision) != revision
+    }
+
+    fn is_volume_new(&mut self) -> bool {
+        let (disks, volumes) = (self.all.disks.borrow(), self.all.volumes.borrow_and_update());
+        let shown = disks.get(&self.disk).and_then(|record| volumes.get(&record.volume));
+        let is_new = shown != self.volume.as_ref();
+        if is_new {
+            self.volume = shown.cloned();
+        }
+        is_new
     }
 }
 

@@ -8,6 +8,8 @@ use tokio::sync::{mpsc, oneshot};
 use weir_block::Nanos;
 use weir_cluster::housekeeping::prune_notes;
 use weir_cluster::membership::SessionState;
+use weir_cluster::records::DiskRecord;
+use weir_cluster::view::Records;
 
 use super::disk::{self, Inbox, Message, Request};
 use super::lun_disks;
@@ -69,6 +71,18 @@ impl Tasks {
         work(self.lock().entry(name.to_owned()).or_insert_with(|| Door::new(disk::start(name, node))))
     }
 
+    /// Has a task for each disk that there is, and for no other one.
+    fn keep(&self, known: &Records<DiskRecord>, node: &Arc<Node>) {
+        let mut doors = self.lock();
+        doors.retain(|name, _| known.exists(name));
+        for name in known.names() {
+            if !doors.contains_key(name) {
+                // It reads its disk's record by itself.
+                doors.insert(name.clone(), Door::new(disk::start(name, node)));
+            }
+        }
+    }
+
     /// Passes on what a shard wants for a disk. Never waits: a task that hangs holds up its own disk only.
     fn pass(&self, notice: Notice, node: &Arc<Node>) {
         let name = disk_of(&notice).to_owned();
@@ -101,9 +115,7 @@ pub async fn run(node: Arc<Node>, tasks: Arc<Tasks>, mut notices: mpsc::Receiver
     weir_task::spawn(keep_house(Arc::clone(&node)));
     loop {
         let known = disks.borrow_and_update().clone();
-        // A new task reads its disk's record by itself.
-        known.names().for_each(|name| drop(tasks.of(name, &node)));
-        tasks.lock().retain(|name, _| known.exists(name));
+        tasks.keep(&known, &node);
         tokio::select! {
             biased;
             changed = disks.changed() => if changed.is_err() { return },

@@ -71,7 +71,7 @@ mod tests {
     use crate::control::disk::tests::{node, volume_in};
 
     fn names(volume: &DirVolume) -> Vec<String> {
-        let all = snapshot::Files::list(volume).unwrap().into_iter().map(|entry| entry.name);
+        let all = snapshot::Files::list(volume, &|_| true).unwrap().into_iter().map(|entry| entry.name);
         let mut names: Vec<String> = all.filter(|name| !name.starts_with('.')).collect();
         names.sort();
         names

@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(of(MANY_EXTENTS, None, true), "");
         let many = of(16_384, None, true);
         assert!(
-            many.starts_with("disk d is in 16384 extents: sharing its blocks takes about 0.2 s"),
+            many.starts_with("disk d is in 16384 extents: sharing its blocks takes about 0.4 s"),
             "{many}"
         );
         assert!(

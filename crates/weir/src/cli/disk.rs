@@ -45,19 +45,20 @@ pub enum DiskCommand {
         #[command(flatten)]
         limit: LimitArgs,
     },
-    /// Create a disk that begins as a snapshot of another one, or as that disk is now, and shares its blocks.
+    /// Create disks that begin as a snapshot of another one, or one as that disk is now, and share its blocks.
     ///
     /// It takes hardly any time and no space until one of them is written, unless --copy is given. Neither changes the other, and either can be deleted. The
     /// filesystem must have reflinks (XFS, btrfs), or --copy be given.
     #[command(
-        after_long_help = "Examples:\n  weir disk clone golden@v1 vm1\n  weir disk clone db db-test --policy write-through"
+        after_long_help = "Examples:\n  weir disk clone golden@v1 vm1\n  weir disk clone golden@v1 vm{1..200}\n  weir disk clone db db-test --policy write-through"
     )]
     Clone {
         /// The disk, or one of its snapshots.
         #[arg(value_name = "DISK[@SNAPSHOT]", value_parser = parse_source, add = completion::snapshots_and_disks())]
         source: CloneSource,
-        /// The name of the new disk, in the same volume.
-        name: String,
+        /// The name of the new disk, in the same volume. Several begin as one snapshot.
+        #[arg(value_name = "NAME", required = true)]
+        names: Vec<String>,
         /// Copy all blocks, through qemu-img on this host, so that none is shared: also where the filesystem has no reflinks. There, nobody may
         /// use the disk meanwhile. If the copy fails or is interrupted, the new disk is removed. Afterwards it is open.
         #[arg(long)]

@@ -6,16 +6,14 @@ use std::time::Duration;
 
 use weir_block::size::Size;
 use weir_node::api::{
-    AdoptExport, CloneDisk, CreateDisk, Delete, Deleted, DiskView, Disks, Export, LookAtLayout, Moved,
-    Sharing, VolumeView,
+    AdoptExport, CloneDisk, CreateDisk, Delete, Deleted, DiskView, Disks, Export, Moved, VolumeView,
 };
 use weir_node::shard::messages::{DiskStatus, LimitDelays, RouteReason, RouteView};
 use weir_node::units::{Period, about, count};
 use weir_report::format;
 
-use super::compact::{self, planned};
 use super::confirm::confirm;
-use super::thick;
+use super::{clones, compact, thick};
 use crate::cli::DiskCommand;
 use crate::cluster::any_node;
 use crate::failure::Failure;
@@ -64,19 +62,20 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
             }
         }
         // One that is copied is made from an image: see `image::copy`.
-        DiskCommand::Clone { source, name, policy, medium, limit, dry_run: true, .. } => {
-            let (limit, snapshot) = (limit.limit().map_err(Failure::usage)?, source.snapshot.clone());
-            let clone = CloneDisk { name: name.clone(), snapshot: snapshot.clone(), policy, medium, limit };
-            let wanted = LookAtLayout { snapshot, before: Some(Sharing::Clone(clone)) };
-            let layout = any_node(global)?.layout(&source.disk, &wanted)?;
-            let from = source.snapshot.iter().fold(source.disk.clone(), |disk, one| format!("{disk}@{one}"));
-            print(global.output, &layout, |layout| planned(layout, &format!("clone {from} as {name}")))
-        }
-        DiskCommand::Clone { source, name, policy, medium, limit, .. } => {
+        DiskCommand::Clone { source, names, policy, medium, limit, dry_run, .. } => {
             let limit = limit.limit().map_err(Failure::usage)?;
-            compact::tell(&any_node(global)?, &source.disk, source.snapshot.as_deref());
-            let wanted = CloneDisk { name, snapshot: source.snapshot, policy, medium, limit };
-            print(global.output, &any_node(global)?.clone_disk(&source.disk, &wanted)?, show)
+            let snapshot = source.snapshot.clone();
+            clones::check(&source, &names)?;
+            let wanted = CloneDisk { name: String::new(), snapshot, policy, medium, limit };
+            match (&names[..], dry_run) {
+                (_, true) => clones::plan(global, &source, &names, &wanted),
+                ([name], false) => {
+                    let wanted = CloneDisk { name: name.clone(), ..wanted };
+                    compact::tell(&any_node(global)?, &source.disk, source.snapshot.as_deref());
+                    print(global.output, &any_node(global)?.clone_disk(&source.disk, &wanted)?, show)
+                }
+                (_, false) => clones::make(global, &source, &names, &wanted),
+            }
         }
         DiskCommand::List => {
             print(global.output, &Disks { disks: any_node(global)?.disks()? }, |all| rows(&all.disks))

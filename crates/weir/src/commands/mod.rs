@@ -1,6 +1,7 @@
 //! The implementation of each command.
 
 mod bench;
+mod clones;
 mod cluster;
 mod compact;
 mod confirm;
@@ -41,9 +42,14 @@ pub fn run(cli: Cli) -> Result<(), Failure> {
         Command::Registry(arguments) => daemon::registry(&arguments),
         Command::Lab(command) => lab::run(global, command),
         Command::Volume(command) => volume::run(global, command),
-        Command::Disk(DiskCommand::Clone { source, name, copy: true, policy, medium, limit, .. }) => {
+        Command::Disk(DiskCommand::Clone {
+            source, mut names, copy: true, policy, medium, limit, ..
+        }) => {
             let limit = limit.limit().map_err(Failure::usage)?;
-            image::copy(global, &source, (name, policy, medium, limit))
+            match (names.pop(), &names[..]) {
+                (Some(name), []) => image::copy(global, &source, (name, policy, medium, limit)),
+                _ => Err(Failure::usage("--copy makes one clone: name one disk")),
+            }
         }
         Command::Disk(command) => disk::run(global, command),
         Command::Snapshot(command) => snapshot::run(global, command),

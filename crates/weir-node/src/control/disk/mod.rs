@@ -198,7 +198,7 @@ impl DiskTask {
     }
 
     async fn run(mut self) {
-        let mut changes = self.node.records.changes();
+        let mut changes = self.node.records.changes_of(&self.name);
         loop {
             let again = [self.reconcile().await, self.note_at].into_iter().flatten().min();
             if self.catch_up().await {
@@ -251,7 +251,7 @@ impl DiskTask {
         over: impl Fn(&mut DiskTask) -> Option<String>,
     ) -> Result<T, String> {
         let (answer, mut answered) = oneshot::channel();
-        let mut changes = self.node.records.changes();
+        let mut changes = self.node.records.changes_of(&self.name);
         self.node.shards.send(&self.name, command(answer)).await;
         let mut again = Some(Nanos::now());
         loop {

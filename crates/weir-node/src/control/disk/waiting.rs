@@ -24,7 +24,7 @@ impl DiskTask {
     /// that the disk is released (P2). A change that `work` has sent over an earlier record cannot be committed any more.
     pub(super) async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Result<T, ChangeError> {
         let mut work = pin!(work);
-        let mut changes = self.node.records.changes();
+        let mut changes = self.node.records.changes_of(&self.name);
         let mut since = None;
         loop {
             // A change that has just given the disk away is about to say so itself.
