@@ -9,9 +9,12 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Duration;
 
 use common::{LoopDevice, run, scratch};
+use weir_block::Nanos;
 use weir_volume::lun::filesystem::mount::exclusive;
+use weir_volume::lun::filesystem::pages::Pages;
 use weir_volume::lun::filesystem::space::{Zeroes, allocate};
 use weir_volume::lun::filesystem::superblock::{Content, Kind, Unsuitable, parse};
 use weir_volume::lun::filesystem::{Mounted, Superblock, content, layout, open_lun};
@@ -243,6 +246,75 @@ fn a_full_filesystem_is_told_from_other_failures() {
     }
 }
 
+/// Fills what is left of a filesystem by a file, with single blocks free between others.
+fn all_but_single_blocks(mounted: &Mounted, free: u64) {
+    let file = mounted.create("filler").unwrap();
+    let (zeroes, mut at) = (Zeroes::default(), 0);
+    for step in [MIB, 64 << 10, 4096] {
+        while allocate(&file, Path::new("filler"), at..at + step, &zeroes).is_ok() {
+            at += step;
+        }
+    }
+    let flags = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
+    for number in 0..free {
+        rustix::fs::fallocate(&file, flags, (100 + 2 * number) * 4096, 4096).unwrap();
+    }
+    file.sync_all().unwrap();
+}
+
+/// The filesystem keeps the blocks of a copy that a failed write has begun. A later write would move the file to them, while the owner holds the
+/// blocks that the file showed (I1, I3).
+#[test]
+fn a_write_that_fails_half_way_leaves_no_blocks_for_a_copy() {
+    let Some((_first, _second, mounted)) = mounted("mkfs.xfs -q -f -m reflink=1") else { return };
+    let (file, between) = (mounted.create("disk").unwrap(), mounted.create("between").unwrap());
+    // Block by block, so that a write over them is several steps of the filesystem.
+    for number in 0..256 {
+        file.write_all_at(&Page([1; 4096]).0, number * 4096).unwrap();
+        between.write_all_at(&Page([2; 4096]).0, number * 4096).unwrap();
+    }
+    let snapshot = mounted.create("snapshot").unwrap();
+    let mounted = Arc::new(mounted);
+    // As each disk's file is, for copies of single blocks.
+    OpenedDisk::open(&mounted, "disk", Mark::of("n1#1")).unwrap();
+    rustix::fs::ioctl_ficlone(&snapshot, &file).unwrap();
+    all_but_single_blocks(&mounted, 24);
+    let range = (0, 64 * 4096);
+    let full = file.write_all_at(Pages::new(64 * 4096).bytes(), 0).unwrap_err();
+    assert_eq!(full.raw_os_error(), Some(libc::ENOSPC));
+    let work = WorkFile {
+        file: mounted.open("disk").unwrap(),
+        path: "disk".into(),
+        zeroes: Zeroes::default(),
+        mounted: Arc::clone(&mounted),
+        grants: true.into(),
+    };
+    let settled = work.settle(range, range).unwrap();
+    assert_eq!(settled, layout(&file, range.0..range.1).unwrap());
+    let mut page = Page([0; 4096]);
+    for number in 0..64 {
+        file.read_exact_at(&mut page.0, number * 4096).unwrap();
+        assert!(page.0 == [1; 4096], "block {number}");
+    }
+    // Nothing is shared any more, and the owner may write to every block.
+    drop(snapshot);
+    mounted.remove("snapshot").unwrap();
+    mounted.sync().unwrap();
+    let is_own = |pieces: &[Piece]| pieces.iter().all(|piece| matches!(piece.lease, Lease::ReadWrite(_)));
+    let deadline = Nanos::now() + Duration::from_secs(10);
+    let mut granted = work.look(range).unwrap();
+    while !is_own(&granted) && Nanos::now() < deadline {
+        std::thread::sleep(Duration::from_millis(20));
+        granted = work.look(range).unwrap();
+    }
+    assert!(is_own(&granted), "{granted:?}");
+    for number in 0..64 {
+        file.write_all_at(&Page([3; 4096]).0, number * 4096).unwrap();
+    }
+    file.sync_all().unwrap();
+    assert_eq!(work.look(range).unwrap(), granted, "a write to blocks that are granted has moved them");
+}
+
 /// The kernel would say "invalid argument", or nothing.
 #[test]
 fn a_path_with_larger_sectors_is_refused() {
@@ -344,7 +416,12 @@ fn xfs_allocates_no_more_around_a_write_than_is_written() {
     // It is served, and its blocks are granted to nobody.
     OpenedDisk::open(&mounted, "written", Mark::of("n1#1")).unwrap();
     assert!(xfs_io(&written, "extsize").starts_with("[131072]"));
-    let work =
-        WorkFile { file: written, path: "written".into(), zeroes: Zeroes::default(), mounted, grants: false };
+    let work = WorkFile {
+        file: written,
+        path: "written".into(),
+        zeroes: Zeroes::default(),
+        mounted,
+        grants: false.into(),
+    };
     assert_eq!(work.look((0, MIB)).unwrap(), []);
 }

@@ -47,6 +47,12 @@ impl FileWork for Work {
         Ok(Vec::new())
     }
 
+    fn settle(&self, _: Range, _: Range) -> Layout {
+        Ok(Vec::new())
+    }
+
+    fn distrust(&self) {}
+
     fn punch(&self, _: Range, _: Range) -> Layout {
         Ok(Vec::new())
     }

@@ -437,6 +437,13 @@ impl FileWork for Work {
         Ok(Work::layout(&lun, range))
     }
 
+    /// What this filesystem begins, it ends.
+    fn settle(&self, _: Range, around: Range) -> Layout {
+        self.look(around)
+    }
+
+    fn distrust(&self) {}
+
     fn punch(&self, range: Range, around: Range) -> Layout {
         let mut lun = self.file.lun.lock();
         self.file.check(&lun, true).map_err(|errno| IoError::from_errno(errno, "freeing"))?;

@@ -3,15 +3,18 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::FallocateFlags;
 use weir_block::IoError;
 
 use crate::lun::filesystem::extents::{extents, layout};
+use crate::lun::filesystem::pages::Pages;
 use crate::lun::filesystem::space::{Zeroes, allocate};
-use crate::lun::filesystem::{FilesystemError, Mounted};
+use crate::lun::filesystem::{FilesystemError, Kind, Mounted};
 use crate::lun::leases::Piece;
 use crate::lun::router::Range;
 
@@ -50,6 +53,16 @@ pub trait FileWork: Send + Sync {
     /// The filesystem's.
     fn allocate(&self, range: Range) -> Result<Option<Vec<Piece>>, IoError>;
 
+    /// Ends what a write to a range that has failed may have begun: XFS keeps blocks that it has allocated for a copy, does not show them,
+    /// and the next write there moves the file to them, also if nothing is shared any more (`VOLUME.md` §1). The layout is that of `around`.
+    ///
+    /// # Errors
+    /// The filesystem's. What it has of the file is not known then, and nothing is granted any more.
+    fn settle(&self, range: Range, around: Range) -> Layout;
+
+    /// What the filesystem has of the file is not known: nothing is granted any more.
+    fn distrust(&self);
+
     /// Makes a change of the layout.
     ///
     /// # Errors
@@ -72,7 +85,7 @@ pub struct WorkFile {
     /// Kept while anything may be under way: the unmount waits for it.
     pub mounted: Arc<Mounted>,
     /// Its blocks stay where they are, so that its owner may write to them. Otherwise all I/O goes through the filesystem.
-    pub grants: bool,
+    pub grants: AtomicBool,
 }
 
 impl FileWork for WorkFile {
@@ -118,6 +131,20 @@ impl FileWork for WorkFile {
         self.look(range).map(Some)
     }
 
+    fn settle(&self, range: Range, around: Range) -> Layout {
+        let superblock = self.mounted.superblock();
+        let keeps_copies = superblock.kind == Kind::Xfs && superblock.reflink;
+        let settled = if keeps_copies { self.write_again(range) } else { Ok(()) };
+        settled.inspect_err(|_| self.distrust())?;
+        self.look(around)
+    }
+
+    fn distrust(&self) {
+        let path = self.path.display();
+        tracing::warn!(%path, "the blocks of a disk's file are not known: all I/O goes through the filesystem");
+        self.grants.store(false, Ordering::Relaxed);
+    }
+
     fn change(&self, change: Change) -> Result<(), IoError> {
         let changed = change(&self.file).and_then(|()| self.file.sync_data());
         changed.map_err(|error| io_error(&error, "changing a disk's file"))
@@ -130,10 +157,31 @@ impl FileWork for WorkFile {
 
 impl WorkFile {
     fn map(&self, range: Range) -> Layout {
-        if !self.grants {
+        if !self.grants.load(Ordering::Relaxed) {
             return Ok(Vec::new());
         }
         layout(&self.file, range.0..range.1).map_err(|error| io_error(&error, "looking at a disk's extents"))
+    }
+
+    /// Writes what the blocks of a range hold, one after the other: each that has a block for a copy takes it, and one that has none and gets
+    /// none is as before. A larger write could fail half-way again.
+    fn write_again(&self, range: Range) -> Result<(), IoError> {
+        let failed = |error: io::Error| io_error(&error, "ending a write that has failed");
+        let block = u64::from(self.mounted.superblock().block);
+        let mut page = Pages::new(block as usize);
+        let written = extents(&self.file, range.0..range.1).map_err(failed)?;
+        for extent in written.iter().filter(|extent| !extent.is_unwritten()) {
+            let (first, end) = (extent.start.max(range.0) / block, extent.end().min(range.1).div_ceil(block));
+            for at in (first..end).map(|number| number * block) {
+                let bytes = &mut page.bytes_mut()[..block as usize];
+                self.file.read_exact_at(bytes, at).map_err(failed)?;
+                match self.file.write_all_at(bytes, at) {
+                    Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {}
+                    written => written.map_err(failed)?,
+                }
+            }
+        }
+        Ok(())
     }
 
     fn fill(&self, (start, end): Range) -> Result<(), IoError> {

@@ -259,6 +259,7 @@ impl ServedDisk {
                 self.finish_with(reactor, slot, allocated.map(Option::unwrap_or_default));
             }
             Done::Judged(slot, error, is_shut_down) => self.judged(reactor, slot, error, is_shut_down),
+            Done::Settled(slot, error, layout) => self.settled(reactor, slot, error, layout),
         }
     }
 
@@ -308,9 +309,38 @@ impl ServedDisk {
         }
         match self.slots.get(slot) {
             Some(Slot::Flush(_)) => self.flushed(reactor, slot, Err(error)),
-            Some(Slot::Job(_)) => self.end(reactor, slot, Err(error), Vec::new()),
+            Some(Slot::Job(Working { what, .. })) => match *what {
+                Job::Request { request, gives_up }
+                    if request.kind == Kind::Write && !self.is_in_place(request.range) && !is_no_answer =>
+                {
+                    self.settle(reactor, (slot, error), (request.range, gives_up));
+                }
+                _ => self.end(reactor, slot, Err(error), Vec::new()),
+            },
             None => {}
         }
+    }
+
+    /// A write has failed that may have moved blocks, or have begun to.
+    fn settle(
+        &mut self,
+        reactor: &mut Reactor,
+        (slot, error): (usize, IoError),
+        (range, around): (Range, Range),
+    ) {
+        let (file, size) = (Arc::clone(&self.work), self.size);
+        let within = move |range: Range| (range.0, range.1.min(size));
+        let work = move || Done::Settled(slot, error, file.settle(within(range), within(around)));
+        if self.long.ask(reactor, work, Done::Settled(slot, error, Err(PANICKED))).is_err() {
+            self.settled(reactor, slot, error, Err(PANICKED));
+        }
+    }
+
+    fn settled(&mut self, reactor: &mut Reactor, slot: usize, error: IoError, layout: Layout) {
+        if layout.is_err() {
+            self.work.distrust();
+        }
+        self.end(reactor, slot, Err(error), layout.unwrap_or_default());
     }
 
     fn flushed(&mut self, reactor: &Reactor, slot: usize, result: Result<(), IoError>) {

@@ -99,6 +99,8 @@ enum Done {
     Allocated(usize, Result<Option<Vec<Piece>>, IoError>),
     /// An error of a slot, and whether the filesystem has shut down.
     Judged(usize, IoError, bool),
+    /// The error of a write, and the layout after what it had begun has ended.
+    Settled(usize, IoError, Layout),
 }
 
 /// One disk of a volume that this node coordinates.

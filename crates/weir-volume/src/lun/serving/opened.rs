@@ -47,7 +47,7 @@ impl OpenedDisk {
         let lun = open_lun(mounted.lun(), mounted.superblock().uuid, true, Some(mark))?;
         let waits_for_rotation = device_queue::waits_for_rotation(&lun);
         let (zeroes, mounted) = (Zeroes::default(), Arc::clone(mounted));
-        let work = WorkFile { file, path, zeroes, mounted, grants: hint.is_none() };
+        let work = WorkFile { file, path, zeroes, mounted, grants: hint.is_none().into() };
         let file = SharedFile::on_disk(in_order, waits_for_rotation);
         let lun = SharedFile::on_disk(lun, waits_for_rotation);
         Ok(OpenedDisk::new(Arc::new(work), file, lun, size))
