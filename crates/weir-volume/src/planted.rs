@@ -63,6 +63,8 @@ pub enum Bug {
     AdmitBeforeDrop,
     /// A node claims while its admission is under way, which undoes a later fence (I5).
     ClaimUnadmitted,
+    /// A coordinator that is not admitted any more when its mount ends serves all the same (I8).
+    ServeUnadmitted,
     /// A node mounts while a proposal that was not answered may take it from the list (I5).
     MountInDoubt,
     /// The late refusal of an earlier proposal is taken for that of the present one, which may be committed still (I5).
@@ -117,7 +119,7 @@ impl Bug {
     ];
 
     /// Those of the volume's coordinator: of its claim, fences and mount.
-    pub const CLAIMS: [Bug; 15] = [
+    pub const CLAIMS: [Bug; 16] = [
         Bug::MountBeforeFence,
         Bug::MountUnlisted,
         Bug::ForgetMounts,
@@ -126,6 +128,7 @@ impl Bug {
         Bug::AdmitBesideFormer,
         Bug::AdmitBeforeDrop,
         Bug::ClaimUnadmitted,
+        Bug::ServeUnadmitted,
         Bug::MountInDoubt,
         Bug::LateRefusal,
         Bug::ReleaseBeforeUnmount,
@@ -181,6 +184,7 @@ impl Bug {
             Bug::AdmitBesideFormer => "admit-beside-former",
             Bug::AdmitBeforeDrop => "admit-before-drop",
             Bug::ClaimUnadmitted => "claim-unadmitted",
+            Bug::ServeUnadmitted => "serve-unadmitted",
             Bug::MountInDoubt => "mount-in-doubt",
             Bug::LateRefusal => "late-refusal",
             Bug::ReleaseBeforeUnmount => "release-before-unmount",

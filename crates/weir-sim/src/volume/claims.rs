@@ -203,6 +203,7 @@ impl World {
                     let (wanted, revision) = (self.rng.bool(), self.nodes[node].seen.0);
                     self.decide(node, Event::Wanted { wanted, revision });
                 }
+                97 => self.lose_key(),
                 98..100 => self.stranger_goes_on(),
                 _ => self.go_on(),
             }
@@ -275,12 +276,26 @@ impl World {
         }
     }
 
-    /// The first living node is the candidate while nobody coordinates, as far as it has seen.
+    /// The LUN forgets a node: it refuses the node's writes, and nobody has fenced it.
+    fn lose_key(&mut self) {
+        let mounts = |(by, work): &(Id, Work)| matches!(work, Work::Mount { .. }).then_some(by.node);
+        let mounting = self.work.iter().find_map(mounts);
+        let number = mounting.unwrap_or_else(|| self.rng.usize(0..NODES));
+        self.nodes[number].is_cut = true;
+        self.log.note(|| format!("the LUN has forgotten n{number}"));
+    }
+
+    /// The first living node is the candidate while nobody coordinates, as far as it has seen. A node that has seen itself named goes on.
     fn want(&mut self) {
         let Some(number) = (0..NODES).find(|node| self.nodes[*node].claim.is_some()) else { return };
         let (revision, coordinator) = self.nodes[number].seen;
-        if !coordinator.is_some_and(|coordinator| self.is_alive(coordinator)) {
-            self.decide(number, Event::Wanted { wanted: true, revision });
+        match coordinator.filter(|coordinator| self.is_alive(*coordinator)) {
+            None => self.decide(number, Event::Wanted { wanted: true, revision }),
+            Some(named) if self.nodes[named.node].seen.1 == Some(named) => {
+                let revision = self.nodes[named.node].seen.0;
+                self.decide(named.node, Event::Wanted { wanted: true, revision });
+            }
+            Some(_) => {}
         }
     }
 

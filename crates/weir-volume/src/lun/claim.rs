@@ -395,7 +395,9 @@ impl<N: Copy + Debug + Ord> Claim<N> {
 
     /// One step towards what is wanted.
     fn decide(&mut self, effects: &mut Vec<Effect<N>>) {
-        let goes_on = self.wanted && self.is_mine();
+        // Later refusals end nothing where the admission has ended during the mount.
+        let keeps = self.mount == Mount::No || self.may_write() || self.planted.has(Bug::ServeUnadmitted);
+        let goes_on = self.wanted && self.is_mine() && keeps;
         if self.serves && !goes_on {
             self.serves = false;
             effects.push(Effect::StopServing);
