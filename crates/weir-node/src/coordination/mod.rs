@@ -11,12 +11,12 @@ mod leftover;
 mod turn;
 mod volume;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
+use tokio::task::{JoinError, JoinHandle, JoinSet};
 use weir_cluster::records::{CoordinatorRecord, VolumeKind, VolumeRecord, keys};
 use weir_cluster::view::View;
 
@@ -61,7 +61,7 @@ impl Coordination {
 
 async fn keep(node: Arc<Node>, mut stop: watch::Receiver<bool>) {
     let mut volumes = node.records.volumes.changes();
-    let mut running = BTreeMap::new();
+    let mut tasks = Tasks::default();
     let mut records = None;
     loop {
         let now = volumes.borrow_and_update().clone();
@@ -74,17 +74,18 @@ async fn keep(node: Arc<Node>, mut stop: watch::Receiver<bool>) {
                 () = stopped(&mut stop) => {}
             }
         }
-        end(&node, &mut running, |name, id| luns.get(name).is_some_and(|volume| volume.id == id)).await;
+        tasks.end(&node, |name, id| luns.get(name).is_some_and(|volume| volume.id == id));
         if let Some(records) = &records {
-            for (name, record) in luns {
-                running.entry(name).or_insert_with(|| begin(&node, record, records));
-            }
+            luns.into_values().for_each(|record| tasks.begin(&node, record, records));
         }
         tokio::select! {
             changed = volumes.changed() => if changed.is_err() { std::future::pending::<()>().await },
-            () = stopped(&mut stop) => return end(&node, &mut running, |_, _| false).await,
+            Some(ended) = tasks.ending.join_next() => tasks.ended(ended),
+            () = stopped(&mut stop) => break,
         }
     }
+    tasks.end(&node, |_, _| false);
+    while tasks.ending.join_next().await.is_some() {}
 }
 
 /// Waits for a stop.
@@ -105,24 +106,53 @@ async fn view(node: &Node) -> Coordinators {
     }
 }
 
-fn begin(node: &Arc<Node>, record: VolumeRecord, records: &Coordinators) -> Running {
-    let (stop, stopped) = watch::channel(false);
-    let id = record.id;
-    let task = tokio::spawn(volume::run(Arc::clone(node), record, Arc::clone(records), stopped));
-    Running { id, stop, task }
+/// The tasks of this node.
+#[derive(Default)]
+struct Tasks {
+    /// By the volumes' names.
+    running: BTreeMap<String, Running>,
+    /// Those of volumes that are gone, until their filesystems are unmounted. A LUN may not answer for long, which holds up no other volume (P9).
+    ending: JoinSet<String>,
+    /// The names of those volumes: what the node knows of a volume, it knows by its name.
+    names: BTreeSet<String>,
 }
 
-/// Ends the tasks of volumes that are not to be kept.
-async fn end(node: &Node, running: &mut BTreeMap<String, Running>, is_kept: impl Fn(&str, u64) -> bool) {
-    let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
-        std::mem::take(running).into_iter().partition(|(name, one)| is_kept(name, one.id));
-    *running = kept;
-    for one in gone.values() {
-        let _ = one.stop.send(true);
+impl Tasks {
+    /// Begins the task of a volume, if it has none, and no former one of its name is ending.
+    fn begin(&mut self, node: &Arc<Node>, record: VolumeRecord, records: &Coordinators) {
+        let (name, id) = (record.name.clone(), record.id);
+        if self.names.contains(&name) || self.running.contains_key(&name) {
+            return;
+        }
+        let (stop, stopped) = watch::channel(false);
+        let task = tokio::spawn(volume::run(Arc::clone(node), record, Arc::clone(records), stopped));
+        self.running.insert(name, Running { id, stop, task });
     }
-    for (name, one) in gone {
-        // Ended, or panicked, which its own log says.
-        let _ = one.task.await;
-        node.coordinators.forget(&name);
+
+    /// Ends the tasks of volumes that are not to be kept.
+    fn end(&mut self, node: &Arc<Node>, is_kept: impl Fn(&str, u64) -> bool) {
+        let all = std::mem::take(&mut self.running).into_iter();
+        let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            all.partition(|(name, one)| is_kept(name, one.id));
+        self.running = kept;
+        for (name, one) in gone {
+            let _ = one.stop.send(true);
+            self.names.insert(name.clone());
+            let node = Arc::clone(node);
+            self.ending.spawn(async move {
+                // Ended, or panicked, which its own log says.
+                let _ = one.task.await;
+                node.coordinators.forget(&name);
+                name
+            });
+        }
+    }
+
+    fn ended(&mut self, name: Result<String, JoinError>) {
+        match name {
+            Ok(name) => self.names.remove(&name),
+            // It waits, and does nothing that could panic.
+            Err(_) => false,
+        };
     }
 }
