@@ -204,6 +204,65 @@ fn a_node_that_is_drained_sends_its_clients_away() {
     await_some(SOON, again, || "it takes nobody back".into()).read(0, &mut data).unwrap();
 }
 
+/// The network between a node that forwards and the owner is cut, and both have their sessions. Clients with and without requests under way
+/// are ended, while TCP tries for some 15 minutes, and what they had sent does not land later (P4, P9).
+#[test]
+fn a_cut_between_a_forwarding_node_and_the_owner_ends_its_clients() {
+    let _turn = alone();
+    let seed = seed();
+    let bench = Bench::up(4, "write-back+1", |config| config.network = true);
+    let doors = doors(&bench);
+    let sockets: Vec<_> = doors.iter().map(|name| unix(&bench, name)).collect();
+    let mut idle = NbdClient::connect(&sockets[0]).unwrap();
+    let mut turn = 0;
+    let by_turns = move |_: u64| {
+        turn += 1;
+        Some(sockets[(turn - 1) % sockets.len()].clone())
+    };
+    // The load itself waits for longer than the nodes do.
+    let patient = Duration::from_secs(120);
+    let settings = Settings {
+        depth: 32,
+        seed,
+        reconnect_for: patient,
+        timeout: patient,
+        atomicity: Atomicity::Block,
+        ..Settings::default()
+    };
+    let load = VerifyingLoad::new(new_history(seed), settings, Box::new(by_turns));
+    let progress = load.progress();
+    let owner = bench.owner();
+    let (mut load, ()) = during(load, Duration::from_secs(2), || {
+        thread::sleep(Duration::from_secs(1));
+        progress.take_longest_stall();
+        let network = bench.lab.network().unwrap();
+        network.cut(network.between(&doors[0], &owner)).unwrap();
+        thread::sleep(Duration::from_secs(1));
+        let before = progress.acknowledged();
+        let goes_on = || (progress.acknowledged() > before + 500).then_some(());
+        await_some(patient / 2, goes_on, || bench.logs());
+        let stall = progress.take_longest_stall();
+        eprintln!("stall of a client whose node has lost the owner: {stall:?}");
+        assert!(stall < Duration::from_secs(40), "{stall:?}");
+        let left = || bench.disk()?.detail.filter(|detail| detail.forwarders == [doors[1].clone()]);
+        await_some(SOON, left, || format!("{:#?}", bench.disk()));
+        let began = Nanos::now();
+        idle.read(0, &mut [0; 4096]).unwrap_err();
+        assert!(Nanos::now() - began < SOON);
+        bench.lab.network().unwrap().restore().unwrap();
+    });
+    assert_eq!(bench.owner(), owner, "nothing was taken over");
+    assert!(load.progress().reconnects() >= 1);
+    let serves = || unix_serves(&bench, &doors[0]).then_some(());
+    await_some(SOON, serves, || bench.logs());
+    bench.judge(&mut load, seed);
+    bench.check_backing(&mut load.into_history());
+}
+
+fn unix_serves(bench: &Bench, node: &str) -> bool {
+    NbdClient::connect(&unix(bench, node)).is_ok_and(|mut client| client.read(0, &mut [0; 4096]).is_ok())
+}
+
 /// A connection in the transmission phase, by the oldest way to it.
 fn shaken_hands(socket: &Path) -> Option<UnixStream> {
     let mut stream = UnixStream::connect(socket).unwrap();

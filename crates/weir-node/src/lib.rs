@@ -47,6 +47,7 @@ pub mod refusal;
 mod registry;
 mod run;
 pub mod shard;
+mod silent_hosts;
 mod state_lock;
 mod stop;
 mod throttles;

@@ -274,6 +274,7 @@ pub async fn admit(
             if !is_live(&node.records.nodes.now(), &open.by) {
                 return Err(Refusal::new(Why::NotAllowed, format!("{} is gone", open.by)));
             }
+            weir_task::spawn(forwarding::keep_one(Arc::clone(node), open.number));
             let via = Some(Via::Forwarder(Arc::new(open)));
             exports::attach(node, AcceptedClient { stream, leftover: Vec::new(), session, via });
         }

@@ -2,11 +2,13 @@
 //!
 //! A client that loses the node which forwards it sends its unanswered requests again by another way. What is left of the former
 //! connection must not be served after that. A process that dies resets its connections; a host that dies does not, so they end with
-//! the node's session in the registry.
+//! the node's session in the registry. Where only the network between the two nodes was cut, both have their sessions, and each side
+//! ends the connection after the other one has been silent for a while: the owner first.
 
 use std::collections::BTreeMap;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use rustix::net::{Shutdown, shutdown};
 use weir_cluster::placement::Live;
@@ -14,12 +16,21 @@ use weir_cluster::records::NodeRef;
 
 use super::decide::is_live;
 use crate::places::{Place, Places};
+use crate::silent_hosts;
 
 /// Clients that one node forwards, and those of one disk, as the clients of one guest must not take the places of all others. Owners hold
 /// nodes to it (P10).
 pub const MOST_OF_NODE: usize = 512;
 /// Of one disk.
 pub const MOST_OF_DISK: usize = 64;
+
+/// Time without a sign of life after which an owner ends a connection that another node forwards.
+pub const FORWARDER_SILENT_AFTER: Duration = Duration::from_secs(10);
+
+/// Time after which a forwarding node takes the owner for silent, and ends its client's connection. The client sends its unanswered
+/// requests again by another way, so the owner must not serve them afterwards (P4): it has ended the connection by then, also if its last
+/// look at it came late.
+pub const OWNER_SILENT_AFTER: Duration = Duration::from_secs(20);
 
 /// The connections of forwarded clients, by number.
 #[derive(Debug)]
@@ -49,7 +60,8 @@ struct Forwarded {
 #[derive(Debug)]
 pub struct Open {
     list: Arc<Forwarders>,
-    number: u64,
+    /// Its number.
+    pub number: u64,
     /// The process that forwards.
     pub by: NodeRef,
     _places: (Place, Place),
@@ -76,6 +88,7 @@ impl Forwarders {
         };
         let forwarded =
             Forwarded { disk: disk.to_owned(), by: by.clone(), socket: socket.try_clone_to_owned()? };
+        silent_hosts::probe_when_idle(socket, FORWARDER_SILENT_AFTER)?;
         let mut all = self.lock();
         let number = all.0;
         all.0 += 1;
@@ -101,6 +114,20 @@ impl Forwarders {
             // One that has ended already needs no end.
             let _ = shutdown(&one.socket, Shutdown::Both);
         }
+    }
+
+    /// Ends a connection to a host that has acknowledged nothing for a while, though its session may live. Returns whether the connection
+    /// is still there to be looked at.
+    pub(super) fn end_silent(&self, number: u64) -> bool {
+        let all = self.lock();
+        let Some(one) = all.1.get(&number) else { return false };
+        let is_silent = silent_hosts::is_silent(one.socket.as_fd(), FORWARDER_SILENT_AFTER);
+        if is_silent {
+            tracing::warn!(disk = one.disk, by = %one.by, "a forwarded client is disconnected: its node is silent");
+            // One that has ended already needs no end.
+            let _ = shutdown(&one.socket, Shutdown::Both);
+        }
+        !is_silent
     }
 
     fn lock(&self) -> MutexGuard<'_, (u64, BTreeMap<u64, Forwarded>)> {

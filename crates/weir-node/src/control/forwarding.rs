@@ -5,6 +5,7 @@ use std::sync::Arc;
 use weir_cluster::records::NodeRef;
 
 use super::node::Node;
+use crate::silent_hosts;
 
 /// The process of node `name` that may have clients of `disk` forwarded here.
 ///
@@ -36,6 +37,13 @@ pub async fn keep(node: Arc<Node>) {
         if nodes.changed().await.is_err() {
             return;
         }
+    }
+}
+
+/// Ends a connection when the node that forwards by it is silent.
+pub async fn keep_one(node: Arc<Node>, number: u64) {
+    while node.forwarders.end_silent(number) {
+        weir_task::sleep(silent_hosts::LOOK_EVERY).await;
     }
 }
 

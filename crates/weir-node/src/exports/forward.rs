@@ -7,12 +7,13 @@
 //! **What was sent here must not land late.** A client whose connection has ended sends its unanswered requests again, by another way, and
 //! then others. Were its first ones served after that, old data would cover new (P4). So a connection to the owner ends before the client's
 //! does: the owner closes it, or it is not the owner's any more, or it is reset, and a reset discards what the owner has not
-//! received. The owner serves nothing of a connection that was reset ([`weir_export::nbd::Via::Forwarder`]).
+//! received. The owner serves nothing of a connection that was reset ([`weir_export::nbd::Via::Forwarder`]). A reset does not cross a network
+//! that was cut: there the owner has ended the connection by itself before this node does ([`OWNER_SILENT_AFTER`]).
 //!
 //! The bytes move on a thread of their own: neither the leases nor the shards wait for them.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -32,9 +33,10 @@ use super::relay::{has_left, left, or_left};
 use super::stream::Stream;
 use crate::control::Node;
 use crate::control::decide::is_live;
-use crate::control::forwarders::{MOST_OF_DISK, MOST_OF_NODE};
+use crate::control::forwarders::{MOST_OF_DISK, MOST_OF_NODE, OWNER_SILENT_AFTER};
 use crate::peer::{Greeting, Purpose, WELCOME};
 use crate::places::Places;
+use crate::silent_hosts;
 use crate::throttles::{FORWARDING_FAILED, FORWARDING_REFUSED};
 
 /// Bytes that are on their way through this node, of each client and in each direction (P10).
@@ -267,6 +269,7 @@ impl Opened {
         let mut upstream = Stream::new(self.node.network.connect(address, &greeting).await?)?;
         // Whenever this process closes it, also when it is killed, nothing of what the owner lacks may still be sent.
         sockopt::set_socket_linger(upstream.socket(), Some(Duration::ZERO))?;
+        silent_hosts::probe_when_idle(upstream.socket(), OWNER_SILENT_AFTER)?;
         let mut welcome = [0];
         match upstream.read_exact(&mut welcome).await {
             Ok(_) if welcome == [WELCOME] => Ok(upstream),
@@ -278,7 +281,7 @@ impl Opened {
     /// Ends when the record names another owner than `owner`, or none, or is another disk's. An owner that is only silent is waited for:
     /// it may have lost the registry, and serves its disks all the same (P12).
     async fn until_another_owner(&self, owner: &NodeRef) {
-        let mut changes = self.node.records.changes();
+        let mut changes = self.node.records.changes_of(&self.session.export);
         while self.record().is_some_and(|record| record.owner.as_ref() == Some(owner)) {
             changes.next().await;
         }
@@ -310,6 +313,7 @@ impl Link<'_> {
     /// Moves bytes until an end is gone or has to go. Returns why.
     async fn forward(&mut self, leftover: Vec<u8>, client: Stream, upstream: Stream) -> &'static str {
         let (mut from_client, mut to_client) = split(client);
+        let Ok(watched) = upstream.socket().try_clone_to_owned() else { return "no descriptors are left" };
         let (mut from_owner, mut to_owner) = split(upstream);
         let (ask, asked) = watch::channel(false);
         {
@@ -319,6 +323,7 @@ impl Link<'_> {
             let mut answers = pin!(send_answers(&mut from_owner, &mut to_client));
             let mut moves = pin!(self.opened.until_another_owner(self.owner));
             let mut goes = pin!(self.opened.until_to_go(&mut self.stops));
+            let mut silent = pin!(until_silent(watched));
             let (mut sends, mut is_asked, mut deadline) = (true, false, None);
             loop {
                 tokio::select! {
@@ -341,6 +346,7 @@ impl Link<'_> {
                         is_asked = true;
                         ask.send_replace(true);
                     }
+                    () = &mut silent => return "its owner is silent",
                     () = sleep_until(deadline.unwrap_or_else(Instant::now)), if deadline.is_some() => {
                         return "its disk has another owner";
                     }
@@ -357,6 +363,13 @@ impl Link<'_> {
         // Whoever does not read the end is disconnected all the same.
         let _ = timeout(PARTING, parts).await;
         "its owner has closed the connection"
+    }
+}
+
+/// Ends when the owner's host has acknowledged nothing for too long.
+async fn until_silent(owner: OwnedFd) {
+    while !silent_hosts::is_silent(owner.as_fd(), OWNER_SILENT_AFTER) {
+        sleep(silent_hosts::LOOK_EVERY).await;
     }
 }
 
