@@ -51,7 +51,7 @@ struct Arguments {
     /// Seconds of each measurement; 2, or 0.1 with --short.
     #[arg(long)]
     seconds: Option<f64>,
-    /// Only cells whose name begins with this text; the sections are generator, nbd unix, nbd tcp, write-back+1, tls, media, volume, routes, neighbour, profile.
+    /// Only cells whose name begins with this text; the sections are generator, nbd unix, nbd tcp, write-back+1, tls, media, files, volume, routes, neighbour, profile.
     #[arg(long, default_value = "")]
     only: String,
     /// Let idle processors halt while measuring. By default they are held awake, as with tuned's latency-performance.

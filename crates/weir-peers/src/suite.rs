@@ -3,6 +3,7 @@
 //! Within a cell the subjects take turns (A B C, C B A, …), so that other activity of the machine affects all of them alike.
 
 mod exports;
+mod files;
 mod generator;
 mod media;
 mod neighbour;
@@ -111,13 +112,14 @@ pub struct Suite<'a> {
 type Section<'a> = (&'static str, fn(&mut Suite<'a>) -> Outcome<()>);
 
 impl<'a> Suite<'a> {
-    const SECTIONS: [Section<'a>; 10] = [
+    const SECTIONS: [Section<'a>; 11] = [
         ("generator", Suite::generator),
         ("nbd unix", |suite| suite.one_copy(Transport::Unix)),
         ("nbd tcp", |suite| suite.one_copy(Transport::Tcp)),
         ("write-back+1", Suite::two_copies),
         ("tls", Suite::tls),
         ("media", Suite::media),
+        ("files", Suite::files),
         ("volume", Suite::volume),
         ("routes", Suite::routes_on_a_disk),
         ("neighbour", Suite::neighbour),

@@ -1,6 +1,6 @@
 //! Weir itself: a lab of one or two nodes with one disk.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tempfile::TempDir;
@@ -51,6 +51,8 @@ pub struct ClusterConfig<'a> {
     pub size: u64,
     /// The nodes speak TLS to each other.
     pub identities: bool,
+    /// Disks are also files (FUSE).
+    pub files: bool,
     /// Longest busy-poll of the nodes' threads for I/O, in microseconds; `None`: their default.
     pub busy_poll_us: Option<u32>,
 }
@@ -66,6 +68,7 @@ impl<'a> ClusterConfig<'a> {
             storage: &workspace.directory,
             size: workspace.size,
             identities: false,
+            files: false,
             busy_poll_us: None,
         }
     }
@@ -75,15 +78,14 @@ impl Cluster {
     /// Starts as many nodes as the policy has copies, creates a disk, and writes all of it once. Each cluster has directories of
     /// its own, so it never finds the registry of an earlier one.
     pub fn start(program: &Path, workspace: &Workspace, wanted: &ClusterConfig<'_>) -> Outcome<Cluster> {
-        let ClusterConfig { name, transport, policy, medium, storage, size, identities, busy_poll_us } =
-            *wanted;
+        let ClusterConfig { name, transport, policy, medium, storage, size, busy_poll_us, .. } = *wanted;
         let home = tempfile::Builder::new().prefix("lab-").tempdir_in(&workspace.directory)?;
         let data = tempfile::Builder::new().prefix("pool-").tempdir_in(storage)?;
         let volume = data.path().join("volume");
         std::fs::create_dir(&volume)?;
         let mut config = LabConfig::new(home.path(), program);
         config.nodes = if policy == "write-back+1" { 2 } else { 1 };
-        config.identities = identities;
+        (config.identities, config.fuse) = (wanted.identities, wanted.files);
         config.busy_poll_us = busy_poll_us.unwrap_or(config.busy_poll_us);
         if medium == Medium::Flash {
             let device = |node: usize| data.path().join(format!("flash-{node}"));
@@ -118,6 +120,23 @@ impl Cluster {
     pub fn owner_pid(&self) -> Outcome<u32> {
         let process = self.lab.node(OWNER)?.process;
         process.map(|process| process.pid).ok_or_else(|| Failure(format!("{OWNER} does not run")))
+    }
+
+    /// The disk's file, once it is there.
+    pub fn file(&self) -> Outcome<PathBuf> {
+        let deadline = Nanos::now() + POLICY_TIMEOUT;
+        loop {
+            let volumes = self.lab.client(OWNER)?.volumes()?;
+            let directory = volumes.into_iter().find_map(|volume| volume.files).map(|files| files.path);
+            let file = directory.map(|directory| directory.join(format!("{DISK}.raw")));
+            if let Some(file) = file.filter(|file| file.metadata().is_ok_and(|found| found.is_file())) {
+                return Ok(file);
+            }
+            if Nanos::now() >= deadline {
+                return Err(Failure(format!("disk {DISK} has no file after {POLICY_TIMEOUT:?}")));
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 
     /// Waits until the policy is in effect: figures of another policy would be worthless.
