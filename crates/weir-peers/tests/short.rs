@@ -13,7 +13,7 @@ use serde_json::Value;
 const BOTH: &[&str] = &["weir", "fio"];
 const OWN: &[&str] = &["-"];
 type Rows = &'static [(&'static str, &'static [&'static str])];
-const CELLS: [(&str, Rows); 16] = [
+const CELLS: [(&str, Rows); 17] = [
     ("generator null", &[("null", BOTH)]),
     ("generator file", &[("weir", OWN), ("fio io_uring", OWN), ("fio io_uring, batched", OWN)]),
     ("generator nbd unix randread 4k qd32 on nbdkit memory", &[("nbdkit memory", BOTH)]),
@@ -50,6 +50,10 @@ const CELLS: [(&str, Rows); 16] = [
             ("bare echo", OWN),
             ("bare synced write 8k qd1", OWN),
         ],
+    ),
+    (
+        "files randread 4k qd32",
+        &[("disk's file (FUSE)", &["weir"]), ("NBD export", &["weir"]), ("ordinary file", &["weir"])],
     ),
     (
         "volume backing randread 4k qd32",
