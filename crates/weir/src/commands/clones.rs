@@ -7,10 +7,10 @@ use std::thread;
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_node::api::{CloneDisk, DiskView, Disks, LookAtLayout, Sharing};
+use weir_node::api::{CloneDisk, DiskView, LookAtLayout, Sharing};
 use weir_node::units::count;
 
-use super::{compact, disk};
+use super::compact;
 use crate::cli::CloneSource;
 use crate::cluster::any_node;
 use crate::failure::Failure;
@@ -68,16 +68,16 @@ pub fn plan(
     print(global.output, &layout, |layout| compact::planned(layout, &format!("clone {from} as {to}")))
 }
 
-/// Makes a clone for each name, and prints those that were made.
+/// Makes a clone for each name. Returns those that were made, and an error that says how many were not, and why the first of them was not.
 ///
 /// # Errors
-/// Not all were made: how many, and why the first of them was not.
+/// No node can be asked.
 pub fn make(
     global: &Global,
     source: &CloneSource,
     names: &[String],
     wanted: &CloneDisk,
-) -> Result<(), Failure> {
+) -> Result<(Vec<DiskView>, Result<(), Failure>), Failure> {
     compact::tell(&any_node(global)?, &source.disk, source.snapshot.as_deref());
     let made = Mutex::new(Vec::new());
     let next = AtomicUsize::new(0);
@@ -107,12 +107,13 @@ pub fn make(
             }
         });
     });
-    report(global, names, made.into_inner().unwrap_or_else(PoisonError::into_inner))
+    Ok(sorted(names, made.into_inner().unwrap_or_else(PoisonError::into_inner)))
 }
 
 type Made<'a> = (&'a String, Result<DiskView, Failure>);
 
-fn report(global: &Global, names: &[String], mut made: Vec<Made<'_>>) -> Result<(), Failure> {
+/// Those that were made, and whether that is all of them.
+fn sorted(names: &[String], mut made: Vec<Made<'_>>) -> (Vec<DiskView>, Result<(), Failure>) {
     // In the order of the command.
     made.sort_by_key(|(name, _)| names.iter().position(|one| one == *name));
     let (mut disks, mut failed) = (Vec::new(), Vec::new());
@@ -123,10 +124,7 @@ fn report(global: &Global, names: &[String], mut made: Vec<Made<'_>>) -> Result<
         }
     }
     let (missing, all) = (failed.len(), count(names.len() as u64, "clone"));
-    if !disks.is_empty() {
-        print(global.output, &Disks { disks }, |made| disk::rows(&made.disks))?;
-    }
-    let Some((name, failure)) = failed.into_iter().next() else { return Ok(()) };
+    let Some((name, failure)) = failed.into_iter().next() else { return (disks, Ok(())) };
     let why = failure.message.clone();
-    Err(failure.said(format!("{missing} of {all} not made; the first, {name}: {why}")))
+    (disks, Err(failure.said(format!("{missing} of {all} not made; the first, {name}: {why}"))))
 }

@@ -74,7 +74,13 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
                     compact::tell(&any_node(global)?, &source.disk, source.snapshot.as_deref());
                     print(global.output, &any_node(global)?.clone_disk(&source.disk, &wanted)?, show)
                 }
-                (_, false) => clones::make(global, &source, &names, &wanted),
+                (_, false) => {
+                    let (disks, all_made) = clones::make(global, &source, &names, &wanted)?;
+                    if !disks.is_empty() {
+                        print(global.output, &Disks { disks }, |made| rows(&made.disks))?;
+                    }
+                    all_made
+                }
             }
         }
         DiskCommand::List => {
