@@ -76,7 +76,7 @@ fn every_planted_bug_of_the_coordinators_claim_is_found() {
 /// A node that never mounts would hold I5.
 #[test]
 fn coordinators_are_fenced_and_mount() {
-    let all: Vec<claims::Counts> = (0..200).map(|seed| claims::run(seed, None, false).counts).collect();
+    let all: Vec<claims::Counts> = (0..400).map(|seed| claims::run(seed, None, false).counts).collect();
     let sum = |count: fn(&claims::Counts) -> u64| all.iter().map(count).sum::<u64>();
     let least = [
         sum(|one| one.mounts),
