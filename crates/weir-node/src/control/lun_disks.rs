@@ -63,15 +63,15 @@ async fn try_connect(node: &Arc<Node>, disk: &str) -> Result<(), String> {
 pub async fn find_path(node: Arc<Node>, disk: String) {
     let Some(volume) = node.records.disk(&disk).map(|record| record.volume) else { return };
     let volumes = node.records.volumes.now();
-    let lun = volumes.get(&volume).and_then(|volume| volume.lun.as_ref());
-    let filesystem = lun.and_then(|lun| LunRecord::bytes(&lun.uuid));
+    let lun = volumes.get(&volume).and_then(|volume| volume.lun.clone());
+    let of = lun.and_then(|lun| Some((LunRecord::bytes(&lun.uuid)?, lun.identity)));
     let state = node.coordinators.get(&volume);
-    let (Some(path), Some(filesystem)) = (state.lun, filesystem) else { return };
+    let (Some(path), Some((filesystem, identity))) = (state.lun, of) else { return };
     if state.opens_path.swap(true, Ordering::Relaxed) {
         return;
     }
     let mark = Some(mark_of(&node.session.node_ref()));
-    let open = move || BackingKind::open_path(&path, filesystem, true, mark);
+    let open = move || BackingKind::open_path(&path, filesystem, &identity, true, mark);
     let opened = tokio::task::spawn_blocking(open).await;
     state.opens_path.store(false, Ordering::Relaxed);
     match opened {

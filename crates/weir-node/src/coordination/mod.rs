@@ -37,6 +37,8 @@ pub struct Coordination {
 struct Running {
     /// The identity of the volume: another one may get its name.
     id: u64,
+    /// That of its LUN, which an operator may change: it is looked for anew, and nothing of the former one is used any more.
+    lun: Option<String>,
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
@@ -74,7 +76,9 @@ async fn keep(node: Arc<Node>, mut stop: watch::Receiver<bool>) {
                 () = stopped(&mut stop) => {}
             }
         }
-        end(&node, &mut running, |name, id| luns.get(name).is_some_and(|volume| volume.id == id)).await;
+        let is_same =
+            |one: &Running, volume: &VolumeRecord| volume.id == one.id && identity(volume) == one.lun;
+        end(&node, &mut running, |name, one| luns.get(name).is_some_and(|volume| is_same(one, volume))).await;
         if let Some(records) = &records {
             for (name, record) in luns {
                 running.entry(name).or_insert_with(|| begin(&node, record, records));
@@ -107,15 +111,19 @@ async fn view(node: &Node) -> Coordinators {
 
 fn begin(node: &Arc<Node>, record: VolumeRecord, records: &Coordinators) -> Running {
     let (stop, stopped) = watch::channel(false);
-    let id = record.id;
+    let (id, lun) = (record.id, identity(&record));
     let task = tokio::spawn(volume::run(Arc::clone(node), record, Arc::clone(records), stopped));
-    Running { id, stop, task }
+    Running { id, lun, stop, task }
+}
+
+fn identity(volume: &VolumeRecord) -> Option<String> {
+    volume.lun.as_ref().map(|lun| lun.identity.clone())
 }
 
 /// Ends the tasks of volumes that are not to be kept.
-async fn end(node: &Node, running: &mut BTreeMap<String, Running>, is_kept: impl Fn(&str, u64) -> bool) {
+async fn end(node: &Node, running: &mut BTreeMap<String, Running>, is_kept: impl Fn(&str, &Running) -> bool) {
     let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
-        std::mem::take(running).into_iter().partition(|(name, one)| is_kept(name, one.id));
+        std::mem::take(running).into_iter().partition(|(name, one)| is_kept(name, one));
     *running = kept;
     for one in gone.values() {
         let _ = one.stop.send(true);

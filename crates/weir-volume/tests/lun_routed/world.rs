@@ -150,7 +150,7 @@ impl World {
         mounted.sync().unwrap();
         let mut reactor = common::reactor(Engine::Auto);
         let uuid = mounted.superblock().uuid;
-        let lun = has_path.then(|| SharedFile::new(open_lun(&path.device, uuid, true, None).unwrap()));
+        let lun = has_path.then(|| SharedFile::new(open_lun(&path.device, uuid, None, true, None).unwrap()));
         let coordinator_wait = WAIT;
         let options =
             RoutedOptions { size, logical_block: 4096, depth: 64, coordinator_wait, full_volume_wait };
