@@ -1,5 +1,6 @@
-//! The storage has moved a volume to another LUN. Needs root, for loop devices. They have no names of their own, so nothing tells a copy
-//! here: what is tested is the operator's word, and that nodes act on it. The comparison of names is tested beside it.
+//! The LUN of a volume is somewhere else: at another path of a host, or the storage has moved the volume to another LUN. Needs root, for
+//! loop devices. They have no names of their own, so nothing tells a copy here: what is tested is the operator's word, and that nodes act on
+//! it. The comparison of names is tested beside it.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -107,4 +108,45 @@ fn a_volume_whose_lun_no_node_has_any_more_is_on_the_one_that_the_operator_names
     pool.bench.create(DISK, "write-through");
     let (mut load, ()) = during(pool.bench.load(new_history(seed), seed), Duration::from_secs(1), || {});
     pool.bench.judge(&mut load, seed);
+}
+
+/// As when a session with the storage ends, and the next one has another device.
+#[test]
+fn a_path_that_comes_back_as_another_device_is_used_without_a_restart() {
+    let _turn = alone();
+    let seed = seed();
+    let mut pool = LunBench::up(3, "xfs", "write-through", |_| {});
+    let (_, node) = pool.apart();
+    let directory = tempfile::tempdir().unwrap();
+    let links = ["first", "second"].map(|name| directory.path().join(name));
+    let number: usize = node[1..].parse().unwrap();
+    symlink(pool.luns.path(number), &links[0]).unwrap();
+    set_devices(&pool.bench.lab, &node, &links);
+    pool.bench.lab.kill(&node).unwrap();
+    pool.bench.lab.start(&node).unwrap();
+    pool.coordinator();
+    let client = pool.bench.lab.client(&node).unwrap().patience(SOON);
+    eventually(&pool, "moved", || client.move_disk(DISK, &node).ok());
+    let second = pool.luns.another_path();
+    let (mut load, ()) = during(pool.bench.load(new_history(seed), seed), Duration::from_secs(1), || {
+        pool.await_all_direct(&node);
+        pool.luns.break_path(number, true);
+        pool.await_route(&node, |route| route.state == "block-redirected");
+        symlink(second.path(), &links[1]).unwrap();
+        let since = pool.await_route(&node, |route| route.state == "direct");
+        eprintln!("direct again after {since:?}");
+        pool.await_all_direct(&node);
+    });
+    pool.bench.judge(&mut load, seed);
+    assert_eq!(pool.lun(&node).path.as_ref(), Some(&links[1]));
+    let text = format!("this node reaches its LUN at {}", links[1].display());
+    eventually(&pool, "told", || {
+        let events = client.events().ok()?;
+        events.iter().any(|event| event.kind == "volume-path" && event.text.starts_with(&text)).then_some(())
+    });
+    pool.luns.break_path(number, false);
+    // Before the path that the bench does not know of.
+    for node in ["n1", "n2", "n3"] {
+        pool.bench.lab.kill(node).unwrap();
+    }
 }

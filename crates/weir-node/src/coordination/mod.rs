@@ -1,12 +1,10 @@
 //! Who coordinates the volumes on LUNs: a task for each volume on each node, which finds the LUN, claims the volume when it is this
 //! node's turn, and mounts its filesystem ([`weir_volume::lun::shell`] decides and acts; this is its way to the registry).
 //!
-//! - [`find`]: the LUN of a volume among this host's devices;
 //! - [`leftover`]: what a former coordinator has begun and did not get done;
 //! - [`turn`]: whose turn it is, as a pure function;
 //! - [`volume`]: the task of one volume.
 
-pub(crate) mod find;
 mod leftover;
 mod turn;
 mod volume;

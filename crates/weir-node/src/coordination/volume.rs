@@ -20,10 +20,10 @@ use weir_volume::lun::heartbeat::VolumeId;
 use weir_volume::lun::reservations::{Key, Reservations};
 use weir_volume::lun::shell::{Answer, Host, Output, Shell};
 
-use super::find::find;
 use super::leftover;
 use super::turn::{Situation, Turn};
 use crate::config::ReservationsConfig;
+use crate::control::find_lun::find;
 use crate::control::owner_fences::{self, mark_of, number, process};
 use crate::control::registry_copy::short;
 use crate::control::{Node, lun_disks};

@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::error::FilesystemError;
+use super::pages::{PAGE, Pages};
 use super::superblock::{Content, READ, parse};
 use crate::backing::Mark;
 use crate::lun::identity::{are_different, identity_of};
@@ -64,6 +65,9 @@ pub fn open_lun(
     if let Some(mark) = mark {
         mark.set(&lun).map_err(FilesystemError::system("mark", path))?;
     }
+    // The first look may have seen no more than what this host has in its buffers of a path that has failed.
+    let mut first = Pages::new(PAGE);
+    lun.read_exact_at(first.bytes_mut(), 0).map_err(FilesystemError::system("read", path))?;
     Ok(lun)
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -19,8 +19,6 @@ use rustix::mount::{
     fsmount, fsopen,
 };
 
-use weir_block::BufferPool;
-
 use super::error::FilesystemError;
 use super::extent_sizes::prepare_directory;
 use super::handle;
@@ -30,8 +28,6 @@ use crate::lun::identity::identity_of;
 
 /// Longest message of the kernel that is kept, in bytes.
 const LONGEST_MESSAGE: usize = 1024;
-/// Bytes of a look whether the LUN can be read.
-const PROBE: usize = 4096;
 /// Attempts to use a LUN that is in use, and the pause between two: half a second.
 const BUSY_ATTEMPTS: u32 = 25;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
@@ -266,14 +262,12 @@ impl Mounted {
     }
 
     fn read_lun(&self) -> Result<(), FilesystemError> {
-        let lun = match open_lun(&self.lun, self.superblock.uuid, self.identity(), false, None) {
-            Ok(lun) => lun,
+        match open_lun(&self.lun, self.superblock.uuid, self.identity(), false, None) {
+            Ok(_) => Ok(()),
             // It says nothing of the LUN.
-            Err(FilesystemError::System { source, .. }) if is_of_host(&source) => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        let Some(mut buffer) = BufferPool::new(PROBE).take(PROBE) else { return Ok(()) };
-        lun.read_exact_at(buffer.bytes_mut(), 0).map_err(FilesystemError::system("read", &self.lun))
+            Err(FilesystemError::System { source, .. }) if is_of_host(&source) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Makes everything that was done in it durable.

@@ -2,12 +2,11 @@
 //! storage has made (a snapshot, a clone, a replica at another site) has the same filesystem: it is told from the LUN by the LUN's own
 //! identity, where both devices have one.
 
-use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use weir_cluster::records::LunRecord;
-use weir_volume::lun::filesystem::{Content, content};
+use weir_volume::lun::filesystem::open_lun;
 use weir_volume::lun::identity::{are_different, device_of, identity_at, identity_of};
 use weir_volume::lun::setup::several_paths;
 
@@ -73,12 +72,8 @@ pub fn paths_of(identity: &str, devices: &[PathBuf]) -> Vec<PathBuf> {
 }
 
 fn candidate(lun: &LunRecord, path: PathBuf) -> Option<Candidate> {
-    // A device that does not answer is not it now.
-    let device = File::open(&path).ok()?;
-    let Ok(Content::Filesystem(found)) = content(&device, &path) else { return None };
-    if LunRecord::bytes(&lun.uuid) != Some(found.uuid) {
-        return None;
-    }
+    // A device that does not answer is not it now, whatever this host has in its buffers of it.
+    let device = open_lun(&path, LunRecord::bytes(&lun.uuid)?, None, false, None).ok()?;
     let identity = identity_of(device.metadata().ok()?.rdev());
     Some(Candidate { path, identity })
 }
