@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use common::lun::{LunBench, RedirectedLoad, run};
+use common::lun::{LunBench, RedirectedLoad, run, set_devices};
 use common::throttle::Throttle;
 use common::{DISK, SOON, alone, during, new_history, program, seed};
 use weir_block::Nanos;
@@ -272,16 +272,6 @@ fn volume(name: &str, path: &Path) -> CreateVolume {
         identity: None,
         destroy: true,
     }
-}
-
-/// The node looks for LUNs at these paths, from its next start on.
-fn set_devices(lab: &Lab, node: &str, devices: &[PathBuf]) {
-    let config = &lab.node(node).unwrap().config;
-    let text = std::fs::read_to_string(config).unwrap();
-    let paths: Vec<String> = devices.iter().map(|path| format!("{:?}", path.to_str().unwrap())).collect();
-    let line = format!("devices = [{}]", paths.join(", "));
-    let lines = text.lines().map(|old| if old.starts_with("devices = [") { line.as_str() } else { old });
-    std::fs::write(config, lines.collect::<Vec<_>>().join("\n")).unwrap();
 }
 
 fn swap(links: &[PathBuf; 2]) {

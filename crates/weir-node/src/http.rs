@@ -26,7 +26,7 @@ use crate::api::{
     AdoptExport, ApiError, ApiErrorKind, Barrier, BeginImport, CloneDisk, CompactDisk, ConfirmFenced,
     CreateDisk, CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Disks, DrainNode,
     EventList, Export, FillDisk, Follow, LookAtLayout, Meters, Move, MoveVolume, NOT_JOINED, OfImport,
-    RecordProfile, Resize, RollBack, RunLoad, SetLimit, SetPolicy, SetRedirected, Volumes,
+    RecordProfile, Resize, RollBack, RunLoad, SetIdentity, SetLimit, SetPolicy, SetRedirected, Volumes,
 };
 use crate::client::INTENDED_FOR;
 use crate::cluster::views::{Invite, NewClient, Revoke, Rotate, Withdraw};
@@ -183,6 +183,9 @@ fn of_volume() -> Router<Operations> {
     let redirected = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<SetRedirected>| {
         json(ops.set_redirected(&name, &it).await)
     };
+    let identity = async |Ops(ops): Ops, Name(name): Name, Body(it): Body<SetIdentity>| {
+        json(ops.set_identity(&name, it).await)
+    };
     let usage = async |Ops(ops): Ops, Name(name): Name| json(ops.volume_usage(&name).await);
     let exports = async |Ops(ops): Ops, Name(name): Name| json(ops.server_exports(&name).await);
     Router::new()
@@ -194,6 +197,7 @@ fn of_volume() -> Router<Operations> {
         .route("/v1/volumes/{name}/confirm-fenced", post(fenced))
         .route("/v1/volumes/{name}/move", post(move_to))
         .route("/v1/volumes/{name}/redirected", post(redirected))
+        .route("/v1/volumes/{name}/identity", post(identity))
 }
 
 /// The routes of one disk.

@@ -32,6 +32,8 @@ pub enum BackingKind {
         lun: Option<PathBuf>,
         /// The identity of the LUN's filesystem.
         filesystem: [u8; 16],
+        /// The LUN's own.
+        identity: String,
     },
     /// An export of an NBD server.
     Nbd {
@@ -69,11 +71,12 @@ impl BackingKind {
                 };
                 Ok(Box::new(OpenedNbd::open(options)?))
             }
-            BackingKind::Lun { volume, file, lun, filesystem } => {
+            BackingKind::Lun { volume, file, lun, filesystem, identity } => {
                 let name = Path::new(volume).join(file);
                 // A path that cannot be opened is none: the coordinator does the I/O.
                 let lun = lun.as_ref().and_then(|path| {
-                    let opened = BackingKind::open_path(path, *filesystem, options.writable, options.mark);
+                    let BackingOptions { writable, mark, .. } = *options;
+                    let opened = BackingKind::open_path(path, *filesystem, identity, writable, mark);
                     opened.map_err(|error| tracing::warn!(%error, "no direct I/O to a volume's LUN")).ok()
                 });
                 let size = options.size.unwrap_or(0);
@@ -86,17 +89,18 @@ impl BackingKind {
         }
     }
 
-    /// Opens a path to the LUN that has a filesystem of this identity, for direct I/O. Blocks. `mark`: this process's.
+    /// Opens a path to the LUN of this identity that has a filesystem of that identity, for direct I/O. Blocks. `mark`: this process's.
     ///
     /// # Errors
     /// It cannot be opened, or leads to another LUN.
     pub fn open_path(
         path: &Path,
         filesystem: [u8; 16],
+        identity: &str,
         writable: bool,
         mark: Option<Mark>,
     ) -> Result<SharedFile, FilesystemError> {
-        let lun = open_lun(path, filesystem, writable, mark)?;
+        let lun = open_lun(path, filesystem, Some(identity), writable, mark)?;
         let waits_for_rotation = device_queue::waits_for_rotation(&lun);
         Ok(SharedFile::on_disk(lun, waits_for_rotation))
     }

@@ -111,10 +111,10 @@ pub trait SharedDisk {
     /// The LUN lets this node write again.
     fn admitted(&mut self);
 
-    /// Whether it has never had a path to the LUN, and needs one; at most twice a second.
+    /// Whether it has no path to the LUN, or one that has failed, and needs one; at most twice a second.
     fn wants_path(&mut self, now: Nanos) -> bool;
 
-    /// A path of this node to the LUN. One that it has stays.
+    /// A path of this node to the LUN. One that works stays, and so does one on which something is under way.
     fn reach(&mut self, lun: SharedFile);
 
     /// Every request goes through the coordinator's filesystem, or does not any more.

@@ -304,6 +304,7 @@ impl Lun {
             name: format!("n{node}"),
             volume: VOLUME,
             lun: self.path(node).to_path_buf(),
+            identity: String::new(),
             area: self.area,
             fencing: Fencing::new(VOLUME, me, reservations, command),
             former: Vec::new(),

@@ -353,7 +353,7 @@ fn a_path_that_leads_to_another_lun_is_not_used() {
     }
     let uuid = superblock(&first.device).uuid;
     let mark = Mark::of("n1#1");
-    let lun = open_lun(&first.device, uuid, true, Some(mark)).unwrap();
+    let lun = open_lun(&first.device, uuid, None, true, Some(mark)).unwrap();
     assert_eq!(
         mark.probe(&first.device).unwrap(),
         Trace::InFlight,
@@ -361,13 +361,13 @@ fn a_path_that_leads_to_another_lun_is_not_used() {
     );
     drop(lun);
     assert_eq!(mark.probe(&first.device).unwrap(), Trace::Gone);
-    open_lun(&first.second_path().device, uuid, false, None).unwrap();
-    let refused = open_lun(&second.device, uuid, true, None).unwrap_err().to_string();
+    open_lun(&first.second_path().device, uuid, None, false, None).unwrap();
+    let refused = open_lun(&second.device, uuid, None, true, None).unwrap_err().to_string();
     let words = "does not lead to the LUN of this volume any more";
     assert!(refused.starts_with(second.device.to_str().unwrap()) && refused.contains(words), "{refused}");
     // Nor one that leads to nothing that a volume has.
     run(Command::new("wipefs").args(["-aq"]).arg(&first.device));
-    assert!(open_lun(&first.device, uuid, false, None).unwrap_err().to_string().contains(words));
+    assert!(open_lun(&first.device, uuid, None, false, None).unwrap_err().to_string().contains(words));
 }
 
 /// The kernel goes on with it, and says so nowhere.

@@ -398,6 +398,21 @@ pub enum VolumeCommand {
         #[arg(value_parser = ["on", "off"])]
         redirected: String,
     },
+    /// Say that the storage has moved a volume to another LUN, for example by promoting a replica of it.
+    ///
+    /// Nodes use no copy of a volume's LUN, whatever filesystem it has, until it is the volume's. What the volume has is what the other LUN has:
+    /// everything that was written only to the former one is lost. Refused while a node coordinates the volume or has a disk of it open.
+    #[command(after_long_help = "Example:\n  weir volume set-identity shared naa.600508b400105e21")]
+    SetIdentity {
+        /// The volume.
+        #[arg(add = completion::volumes())]
+        volume: String,
+        /// The identity of the other LUN: its WWN or serial number. The notice of a node that sees a copy has it.
+        identity: String,
+        /// Only say what would be done.
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// All volumes.
     List,
     /// One volume and its disks. `weir volume du` shows what they take.

@@ -158,6 +158,7 @@ fn a_session_with_a_lab() {
     place.ok(&format!("volume create pool --path {}", place.pool().display()));
     assert!(place.fails("volume create pool --path /", 4).contains("already"));
     assert!(place.fails("volume create other --path /nonexistent", 3).contains("/nonexistent"));
+    assert!(place.fails("volume set-identity pool naa.1", 4).contains("it has no LUN"));
     place.ok("disk create db --volume pool --size 64MiB --policy write-back+1");
     assert!(
         place

@@ -297,6 +297,16 @@ impl RedirectedLoad {
     }
 }
 
+/// The node looks for LUNs at these paths, from its next start on.
+pub fn set_devices(lab: &Lab, node: &str, devices: &[PathBuf]) {
+    let config = &lab.node(node).unwrap().config;
+    let text = std::fs::read_to_string(config).unwrap();
+    let paths: Vec<String> = devices.iter().map(|path| format!("{:?}", path.to_str().unwrap())).collect();
+    let line = format!("devices = [{}]", paths.join(", "));
+    let lines = text.lines().map(|old| if old.starts_with("devices = [") { line.as_str() } else { old });
+    std::fs::write(config, lines.collect::<Vec<_>>().join("\n")).unwrap();
+}
+
 pub fn run(command: &mut Command) {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));

@@ -14,6 +14,7 @@
 //! | `POST /v1/volumes/NAME/confirm-fenced` ([`ConfirmFenced`]) | [`ConfirmedFenced`] |
 //! | `POST /v1/volumes/NAME/move` ([`MoveVolume`]) | [`MovedVolume`] |
 //! | `POST /v1/volumes/NAME/redirected` ([`SetRedirected`]) | [`VolumeView`] |
+//! | `POST /v1/volumes/NAME/identity` ([`SetIdentity`]) | [`ChangedIdentity`] |
 //! | `GET /v1/disks`, `POST /v1/disks` ([`CreateDisk`]) | [`Disks`], [`DiskView`] |
 //! | `POST /v1/adopt` ([`AdoptExport`]) | [`DiskView`] |
 //! | `GET /v1/disks/NAME` | [`DiskView`] |

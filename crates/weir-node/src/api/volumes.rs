@@ -197,6 +197,31 @@ pub struct SetRedirected {
     pub redirected: bool,
 }
 
+/// The storage has moved a volume to another LUN.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SetIdentity {
+    /// That LUN's identity: its WWN or serial number.
+    pub identity: String,
+    /// Only say what would be done.
+    #[serde(default)]
+    pub dry_run: bool,
+}
+
+/// The result of a [`SetIdentity`], or its preview.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.changed-identity/1")]
+pub struct ChangedIdentity {
+    /// The volume.
+    pub volume: String,
+    /// The identity of its LUN before.
+    pub from: String,
+    /// That of its LUN now, or as it would be.
+    pub to: String,
+    /// False for a dry run.
+    pub done: bool,
+}
+
 /// The effect of the operator's confirmation, or its preview.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.confirmed-fenced/1")]

@@ -9,13 +9,13 @@ use weir_profile::Profile;
 
 use super::{Client, ROLLBACK, SNAPSHOT, Signed, USAGE, check, encode, length_of, of_disk};
 use crate::api::{
-    AdoptExport, ApiError, BeginImport, CloneDisk, CompactDisk, CompactionView, ConfirmFenced,
-    ConfirmedFenced, CreateDisk, CreateSnapshot, CreateVolume, Delete, DeleteSnapshot, DeleteVolume, Deleted,
-    DeletedVolume, DiskLimit, DiskView, Disks, DrainNode, EventList, EventView, Export, FillDisk, Filled,
-    Follow, Importing, LayoutView, LookAtLayout, MeterView, Meters, Move, MoveVolume, Moved, MovedVolume,
-    NodeStatus, NodeWork, OfImport, RecordProfile, Resize, RollBack, RolledBack, RunLoad, ServerExports,
-    SetLimit, SetPolicy, SetRedirected, SnapshotView, Snapshots, VolumePlan, VolumeUsage, VolumeView,
-    Volumes,
+    AdoptExport, ApiError, BeginImport, ChangedIdentity, CloneDisk, CompactDisk, CompactionView,
+    ConfirmFenced, ConfirmedFenced, CreateDisk, CreateSnapshot, CreateVolume, Delete, DeleteSnapshot,
+    DeleteVolume, Deleted, DeletedVolume, DiskLimit, DiskView, Disks, DrainNode, EventList, EventView,
+    Export, FillDisk, Filled, Follow, Importing, LayoutView, LookAtLayout, MeterView, Meters, Move,
+    MoveVolume, Moved, MovedVolume, NodeStatus, NodeWork, OfImport, RecordProfile, Resize, RollBack,
+    RolledBack, RunLoad, ServerExports, SetIdentity, SetLimit, SetPolicy, SetRedirected, SnapshotView,
+    Snapshots, VolumePlan, VolumeUsage, VolumeView, Volumes,
 };
 use crate::cluster::views::{
     ClusterView, Invite, Invited, NewClient, Revoke, Revoked, Rotate, RotationView, Withdraw, Withdrawn,
@@ -101,6 +101,15 @@ impl Client {
     pub fn set_redirected(&self, name: &str, redirected: bool) -> Result<VolumeView, ApiError> {
         check(name)?;
         self.post(&format!("/v1/volumes/{name}/redirected"), &SetRedirected { redirected })
+    }
+
+    /// The storage has moved a volume to another LUN, which is the volume's from now on.
+    ///
+    /// # Errors
+    /// As [`Client::status`].
+    pub fn set_identity(&self, name: &str, wanted: &SetIdentity) -> Result<ChangedIdentity, ApiError> {
+        check(name)?;
+        self.post(&format!("/v1/volumes/{name}/identity"), wanted)
     }
 
     /// Deletes a volume that has no disks.

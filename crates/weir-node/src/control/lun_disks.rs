@@ -1,17 +1,24 @@
 //! The disks of volumes on LUNs: served to their owners by the coordinator, and connected to it by their owners.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
+use weir_block::SharedFile;
 use weir_cluster::records::{DiskRecord, LunRecord, Source};
 use weir_volume::lun::serving::OpenedDisk;
-use weir_volume::{BackingKind, DirVolume};
+use weir_volume::{BackingKind, DirVolume, Mark};
 
+use super::find_lun::find;
 use super::node::Node;
 use super::owner_fences::mark_of;
 use crate::peer::{Greeting, Purpose};
 use crate::shard::messages::{Command, OpenedServed};
+
+/// Pause before another look for a path to a LUN.
+const LOOK_AGAIN: Duration = Duration::from_secs(2);
 
 /// A disk that is open here needs a way to the coordinator of its volume. Its shard asks again while there is none.
 pub async fn connect(node: Arc<Node>, disk: String) {
@@ -58,31 +65,68 @@ async fn try_connect(node: &Arc<Node>, disk: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// A disk that is open here has no path to the LUN of its volume: this node may have found one since, for all of them. Its shard asks again
-/// while there is none.
+/// A disk that is open here has no path to the LUN of its volume, or one that has failed: this node may have found another one since, for
+/// all of them. Its shard asks again while there is none.
 pub async fn find_path(node: Arc<Node>, disk: String) {
     let Some(volume) = node.records.disk(&disk).map(|record| record.volume) else { return };
-    let volumes = node.records.volumes.now();
-    let lun = volumes.get(&volume).and_then(|volume| volume.lun.as_ref());
-    let filesystem = lun.and_then(|lun| LunRecord::bytes(&lun.uuid));
+    let record = node.records.volumes.now().get(&volume).and_then(|volume| volume.lun.clone());
     let state = node.coordinators.get(&volume);
-    let (Some(path), Some(filesystem)) = (state.lun, filesystem) else { return };
+    let (Some(known), Some(record)) = (state.lun, record) else { return };
     if state.opens_path.swap(true, Ordering::Relaxed) {
         return;
     }
-    let mark = Some(mark_of(&node.session.node_ref()));
-    let open = move || BackingKind::open_path(&path, filesystem, true, mark);
-    let opened = tokio::task::spawn_blocking(open).await;
-    state.opens_path.store(false, Ordering::Relaxed);
+    let (name, path, devices) = (volume.clone(), known.clone(), node.config.lun.devices.clone());
+    let mark = mark_of(&node.session.node_ref());
+    let open = move || open_or_find(&name, &path, &record, &devices, mark);
+    let opened = match tokio::task::spawn_blocking(open).await {
+        Ok(opened) => opened,
+        Err(error) => Err(error.to_string()),
+    };
     match opened {
-        Ok(Ok(lun)) => {
+        Ok((path, lun)) => {
+            if path != known {
+                found_anew(&node, &volume, &known, path);
+            }
             for disk in open_here(&node, &volume) {
                 node.shards.send(&disk, Command::Path { disk: disk.clone(), lun: lun.clone() }).await;
             }
         }
-        Ok(Err(error)) => tracing::debug!(volume, %error, "no path to its LUN yet"),
-        Err(error) => tracing::warn!(volume, %error, "opening the path to its LUN has failed"),
+        Err(why) => {
+            tracing::debug!(volume, why, "no path to its LUN yet");
+            // It may have taken a look at all devices of this host.
+            weir_task::sleep(LOOK_AGAIN).await;
+        }
     }
+    state.opens_path.store(false, Ordering::Relaxed);
+}
+
+/// The path that this node knows, or, if that leads there no more, another one to the same LUN. Blocks.
+fn open_or_find(
+    volume: &str,
+    known: &Path,
+    lun: &LunRecord,
+    devices: &[PathBuf],
+    mark: Mark,
+) -> Result<(PathBuf, SharedFile), String> {
+    let filesystem = LunRecord::bytes(&lun.uuid).ok_or("the record of its volume names no LUN")?;
+    let open = |path: &Path| BackingKind::open_path(path, filesystem, &lun.identity, true, Some(mark));
+    if let Ok(opened) = open(known) {
+        return Ok((known.to_path_buf(), opened));
+    }
+    let path = find(volume, lun, devices)?;
+    let opened = open(&path).map_err(|error| error.to_string())?;
+    Ok((path, opened))
+}
+
+/// The device of a path is gone, and the LUN is at another one: disks that are opened from now on use it, too.
+fn found_anew(node: &Node, volume: &str, before: &Path, path: PathBuf) {
+    let text = format!("this node reaches its LUN at {}; before: {}", path.display(), before.display());
+    node.coordinators.update(volume, |state| {
+        if state.lun.as_deref() == Some(before) {
+            state.lun = Some(path);
+        }
+    });
+    node.journal.tell("volume-path", volume, text);
 }
 
 /// Serves a disk to its owner, if this node coordinates the disk's volume. Goes on when nobody waits for it any more: what a shard serves is

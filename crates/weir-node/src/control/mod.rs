@@ -19,6 +19,7 @@
 //! - [`coordinators`]: the volumes on LUNs, as this node sees them;
 //! - [`forwarders`], [`forwarding`]: the clients of disks here that other nodes forward;
 //! - [`readers`]: which other nodes' programs may read disks here;
+//! - [`find_lun`]: the LUN of such a volume among this host's devices;
 //! - [`lun_disks`]: the disks of such volumes: served to their owners, and connected to their coordinators;
 //! - [`former_owners`], [`owner_fences`]: former owners of such disks are kept from the LUN;
 //! - [`clocks`]: the nodes' wall clocks, compared;
@@ -40,6 +41,7 @@ pub mod decide;
 pub mod disk;
 #[cfg(test)]
 pub(crate) mod faulty_registry;
+pub mod find_lun;
 pub mod flash;
 pub mod former_owners;
 pub mod forwarders;

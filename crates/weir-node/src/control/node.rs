@@ -138,9 +138,9 @@ impl Node {
                 if volume.kind == VolumeKind::Lun {
                     let file = DirVolume::file_of(name).map_err(|error| error.to_string())?;
                     let lun = self.coordinators.get(&volume.name).lun;
-                    let uuid = volume.lun.as_ref().and_then(|lun| LunRecord::bytes(&lun.uuid));
-                    let filesystem = uuid.ok_or("the record of its volume names no LUN")?;
-                    let backing = BackingKind::Lun { volume: volume.name, file, lun, filesystem };
+                    let of = volume.lun.and_then(|lun| Some((LunRecord::bytes(&lun.uuid)?, lun.identity)));
+                    let (filesystem, identity) = of.ok_or("the record of its volume names no LUN")?;
+                    let backing = BackingKind::Lun { volume: volume.name, file, lun, filesystem, identity };
                     return Ok(Place { backing, volume: None });
                 }
                 let path = DirVolume::path_of(&volume.path, name).map_err(|error| error.to_string())?;

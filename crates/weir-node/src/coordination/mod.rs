@@ -1,12 +1,10 @@
 //! Who coordinates the volumes on LUNs: a task for each volume on each node, which finds the LUN, claims the volume when it is this
 //! node's turn, and mounts its filesystem ([`weir_volume::lun::shell`] decides and acts; this is its way to the registry).
 //!
-//! - [`find`]: the LUN of a volume among this host's devices;
 //! - [`leftover`]: what a former coordinator has begun and did not get done;
 //! - [`turn`]: whose turn it is, as a pure function;
 //! - [`volume`]: the task of one volume.
 
-pub(crate) mod find;
 mod leftover;
 mod turn;
 mod volume;
@@ -37,6 +35,8 @@ pub struct Coordination {
 struct Running {
     /// The identity of the volume: another one may get its name.
     id: u64,
+    /// That of its LUN, which an operator may change: it is looked for anew, and nothing of the former one is used any more.
+    lun: Option<String>,
     stop: watch::Sender<bool>,
     task: JoinHandle<()>,
 }
@@ -74,7 +74,9 @@ async fn keep(node: Arc<Node>, mut stop: watch::Receiver<bool>) {
                 () = stopped(&mut stop) => {}
             }
         }
-        tasks.end(&node, |name, id| luns.get(name).is_some_and(|volume| volume.id == id));
+        let is_same =
+            |one: &Running, volume: &VolumeRecord| volume.id == one.id && identity(volume) == one.lun;
+        tasks.end(&node, |name, one| luns.get(name).is_some_and(|volume| is_same(one, volume)));
         if let Some(records) = &records {
             luns.into_values().for_each(|record| tasks.begin(&node, record, records));
         }
@@ -106,6 +108,10 @@ async fn view(node: &Node) -> Coordinators {
     }
 }
 
+fn identity(volume: &VolumeRecord) -> Option<String> {
+    volume.lun.as_ref().map(|lun| lun.identity.clone())
+}
+
 /// The tasks of this node.
 #[derive(Default)]
 struct Tasks {
@@ -120,20 +126,19 @@ struct Tasks {
 impl Tasks {
     /// Begins the task of a volume, if it has none, and no former one of its name is ending.
     fn begin(&mut self, node: &Arc<Node>, record: VolumeRecord, records: &Coordinators) {
-        let (name, id) = (record.name.clone(), record.id);
+        let (name, id, lun) = (record.name.clone(), record.id, identity(&record));
         if self.names.contains(&name) || self.running.contains_key(&name) {
             return;
         }
         let (stop, stopped) = watch::channel(false);
         let task = tokio::spawn(volume::run(Arc::clone(node), record, Arc::clone(records), stopped));
-        self.running.insert(name, Running { id, stop, task });
+        self.running.insert(name, Running { id, lun, stop, task });
     }
 
     /// Ends the tasks of volumes that are not to be kept.
-    fn end(&mut self, node: &Arc<Node>, is_kept: impl Fn(&str, u64) -> bool) {
+    fn end(&mut self, node: &Arc<Node>, is_kept: impl Fn(&str, &Running) -> bool) {
         let all = std::mem::take(&mut self.running).into_iter();
-        let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
-            all.partition(|(name, one)| is_kept(name, one.id));
+        let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) = all.partition(|(name, one)| is_kept(name, one));
         self.running = kept;
         for (name, one) in gone {
             let _ = one.stop.send(true);

@@ -20,10 +20,10 @@ use weir_volume::lun::heartbeat::VolumeId;
 use weir_volume::lun::reservations::{Key, Reservations};
 use weir_volume::lun::shell::{Answer, Host, Output, Shell};
 
-use super::find::find;
 use super::leftover;
 use super::turn::{Situation, Turn};
 use crate::config::ReservationsConfig;
+use crate::control::find_lun::find;
 use crate::control::owner_fences::{self, mark_of, number, process};
 use crate::control::registry_copy::short;
 use crate::control::{Node, lun_disks};
@@ -155,7 +155,8 @@ fn follow_redirection(node: &Arc<Node>, volume: &VolumeRecord) {
 async fn await_lun(node: &Node, volume: &str, lun: &LunRecord) -> PathBuf {
     loop {
         let (lun, devices) = (lun.clone(), node.config.lun.devices.clone());
-        let found = tokio::task::spawn_blocking(move || find(&lun, &devices)).await;
+        let name = volume.to_owned();
+        let found = tokio::task::spawn_blocking(move || find(&name, &lun, &devices)).await;
         let why = match found {
             Ok(Ok(path)) => return path,
             Ok(Err(why)) => why,
@@ -214,6 +215,7 @@ fn host(node: &Node, record: &VolumeRecord, lun: &LunRecord, path: PathBuf) -> H
         area: lun.heartbeat,
         fencing: Fencing::new(id, own, reservations, command),
         lun: path,
+        identity: lun.identity.clone(),
         former: former.iter().map(mark_of).collect(),
     }
 }

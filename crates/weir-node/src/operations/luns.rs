@@ -21,9 +21,9 @@ use crate::api::{
     ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, LunView, SetRedirected, VolumePlan,
     VolumeView,
 };
+use crate::control::find_lun::paths_of;
 use crate::control::node::{blocking as blocking_dir, random, unavailable};
 use crate::control::provisioning::to_its_end;
-use crate::coordination::find::paths_of;
 
 impl Operations {
     /// Says what would be done to make a volume.

@@ -7,6 +7,7 @@ mod delete;
 mod handover;
 pub mod health;
 pub(crate) mod imports;
+mod lun_identity;
 mod luns;
 mod measured;
 mod nbd;

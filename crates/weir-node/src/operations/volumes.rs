@@ -197,10 +197,7 @@ impl Operations {
             _ => "its directory stays",
         };
         if !disks.is_empty() {
-            let more = disks.len().saturating_sub(NAMED);
-            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-            let named = disks.into_iter().take(NAMED).collect::<Vec<_>>().join(", ");
-            let message = format!("volume {name} has disks in it: {named}{more}");
+            let message = format!("volume {name} has disks in it: {}", named(disks.into_iter().collect()));
             return Err(ApiError::new(ApiErrorKind::Refused, message).hint("delete them first"));
         }
         let deleted =
@@ -291,6 +288,14 @@ pub(super) fn same_volume(record: &VolumeRecord, other: &str) -> ApiError {
     let message = format!("{} is the directory of volume {other}", record.path.display());
     ApiError::new(ApiErrorKind::Exists, message)
         .hint("if it is a copy of that directory, remove the file .weir-volume from it, and try again")
+}
+
+/// The first disks that a refusal is about, and how many more there are.
+pub(super) fn named(disks: Vec<String>) -> String {
+    let more = disks.len().saturating_sub(NAMED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let named = disks.into_iter().take(NAMED).collect::<Vec<_>>().join(", ");
+    format!("{named}{more}")
 }
 
 /// Somebody else has changed the volume's record meanwhile.

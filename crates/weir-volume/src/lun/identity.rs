@@ -7,6 +7,10 @@ use std::path::{Path, PathBuf};
 const BY_SIZE: &str = "size-";
 /// Begin of the identity of a loop device.
 const BY_FILE: &str = "file-";
+/// Begin of the identity of a device of dm-crypt, which ends with the name that the host has given it.
+const BY_CRYPT: &str = "CRYPT-";
+/// Begin of the identity of a multipath device.
+const BY_MULTIPATH: &str = "mpath-";
 
 /// By which the LUN at a path is known on every host, if it has a WWN, a serial number, or the like. Does not open it.
 #[must_use]
@@ -33,12 +37,27 @@ pub fn overlaps(identity: &str, device: u64) -> bool {
     overlap(identity, &other)
 }
 
-fn overlap(one: &str, other: &str) -> bool {
+/// Whether two identities are of one LUN, of a part of it, or of a larger one that it is a part of.
+#[must_use]
+pub fn overlap(one: &str, other: &str) -> bool {
     if one.is_empty() || other.is_empty() || one.starts_with(BY_SIZE) || other.starts_with(BY_SIZE) {
         return false;
     }
     let ((one, its_part), (other, other_part)) = (whole(one), whole(other));
     one == other && (its_part.is_none() || other_part.is_none() || its_part == other_part)
+}
+
+/// Whether two identities are those of two LUNs: what one has may be a copy of what the other has, made by the storage. Only a LUN's own
+/// names tell: a host numbers files, sizes repeat, and a device of dm-crypt may have another name on each host. Nor do words of multipath
+/// tell whose counterpart at a path is not known.
+#[must_use]
+pub fn are_different(one: &str, other: &str) -> bool {
+    let tells = |identity: &str| {
+        let of_host = [BY_SIZE, BY_FILE, BY_CRYPT].iter().any(|begin| identity.starts_with(begin));
+        !identity.is_empty() && !of_host
+    };
+    let of_multipath = |identity: &str| whole(identity).0.starts_with(BY_MULTIPATH);
+    tells(one) && tells(other) && of_multipath(one) == of_multipath(other) && !overlap(one, other)
 }
 
 /// The whole device that a LUN is, or is a part of, in the same words for each of its paths.
@@ -50,7 +69,7 @@ pub fn device_of(identity: &str) -> String {
 /// The whole device of an identity, and the number of the partition, in the same words for a path and for the multipath device over it.
 fn whole(identity: &str) -> (String, Option<&str>) {
     let (identity, part) = match identity.strip_prefix("part").and_then(|rest| rest.split_once("-mpath-")) {
-        Some((part, rest)) => (format!("mpath-{rest}"), Some(part)),
+        Some((part, rest)) => (format!("{BY_MULTIPATH}{rest}"), Some(part)),
         None => match identity.rsplit_once("-part") {
             Some((whole, part)) if part.bytes().all(|byte| byte.is_ascii_digit()) => {
                 (whole.to_owned(), Some(part))
@@ -63,7 +82,7 @@ fn whole(identity: &str) -> (String, Option<&str>) {
 
 /// A path's words for what multipath has a name for: 3 and 2 stand for NAA and EUI-64 of SCSI (`scsi_id`), and NVMe's names are whole.
 fn without_multipath(identity: &str) -> Option<String> {
-    let name = identity.strip_prefix("mpath-")?;
+    let name = identity.strip_prefix(BY_MULTIPATH)?;
     if name.starts_with("eui.") || name.starts_with("uuid.") || name.starts_with("nvme.") {
         return Some(name.to_owned());
     }
@@ -146,6 +165,40 @@ mod tests {
         }
         for (one, other) in others {
             assert!(!overlap(one, other) && !overlap(other, one), "{one} {other}");
+        }
+    }
+
+    #[test]
+    fn only_a_luns_own_names_tell_that_it_is_another_one() {
+        let lun = "naa.600508b400105e21";
+        let copies = [
+            (lun, "naa.600508b400105e22"),
+            (lun, "mpath-3600508b400105e22"),
+            (lun, "naa.600508b400105e22-part1"),
+            ("mpath-3600508b400105e21", "part1-mpath-3600508b400105e22"),
+            ("naa.600508b400105e21-part1", "naa.600508b400105e21-part2"),
+            ("eui.0025385b71b00001", "uuid.6ba7b810-9dad"),
+            ("LVM-abc", "LVM-abd"),
+            ("mpath-1VENDOR_disk_1", "mpath-1VENDOR_disk_2"),
+        ];
+        let unknown = [
+            (lun, "size-1000"),
+            ("size-1000-part1", lun),
+            (lun, "file-fe00-12"),
+            ("file-fe00-12", "file-fe00-13"),
+            (lun, ""),
+            ("", ""),
+            ("CRYPT-LUKS2-6ba7b810-a", "CRYPT-LUKS2-6ba7b810-b"),
+            ("t10.VENDOR-disk-1", "mpath-1VENDOR_disk_1"),
+            (lun, lun),
+            (lun, "mpath-3600508b400105e21"),
+            (lun, "part1-mpath-3600508b400105e21"),
+        ];
+        for (pairs, expected) in [(&copies[..], true), (&unknown[..], false)] {
+            for (one, other) in pairs {
+                assert_eq!(are_different(one, other), expected, "{one} {other}");
+                assert_eq!(are_different(other, one), expected, "{other} {one}");
+            }
         }
     }
 }

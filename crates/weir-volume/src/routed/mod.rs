@@ -91,6 +91,10 @@ pub struct RoutedBacking {
     newly_fenced: bool,
     /// The time of the next look at the LUN; [`Nanos::NEVER`] while it can be reached, or one is under way.
     probe_at: Nanos,
+    /// Looks that are under way.
+    probes: usize,
+    /// The last one has found nothing.
+    is_away: bool,
     path_at: Nanos,
     link: Link,
     /// The highest epoch of a coordinator (P2).
@@ -165,6 +169,8 @@ impl RoutedBacking {
             fenced: false,
             newly_fenced: false,
             probe_at: Nanos::NEVER,
+            probes: 0,
+            is_away: false,
             path_at: reactor.now() + PATH_AGAIN,
             link: Link::None,
             coordinator_epoch: 0,
@@ -434,15 +440,26 @@ impl RoutedBacking {
         self.probe_at = now + PROBE_EVERY;
         let (Some(lun), Some(buffer)) = (&self.lun, self.memory(4096)) else { return };
         self.probe_at = Nanos::NEVER;
+        self.probes += 1;
         lun.read(reactor, PROBE, 0, buffer);
     }
 
-    /// The time at which a path to the LUN is asked for.
+    /// The time at which a path to the LUN is asked for: where there is none, and where it has failed. The device of a session that has ended
+    /// does not come back, and the next session makes another one.
     fn path_deadline(&self) -> Nanos {
-        if self.lun.is_some() || self.abandoned { Nanos::NEVER } else { self.path_at }
+        let has_one = self.lun.is_some() && (!self.is_away || self.fenced);
+        if has_one || self.abandoned { Nanos::NEVER } else { self.path_at }
+    }
+
+    /// Whether another path may take the present one's place: nothing is under way there, or begins.
+    fn may_replace_path(&self) -> bool {
+        let is_idle = self.probes == 0 && self.parts.iter().all(|(_, part)| part.is_redirected);
+        self.is_away && is_idle && !self.core.has_path() && !self.fenced
     }
 
     fn probed(&mut self, reactor: &mut Reactor, is_there: bool) {
+        self.probes -= 1;
+        self.is_away = !is_there;
         if is_there && !self.fenced {
             self.step(reactor, router::Event::Path(true));
         } else {

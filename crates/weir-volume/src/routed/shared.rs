@@ -123,8 +123,9 @@ impl SharedDisk for RoutedBacking {
     }
 
     fn reach(&mut self, lun: SharedFile) {
-        if self.lun.is_none() {
+        if self.lun.is_none() || self.may_replace_path() {
             self.lun = Some(UringEngine::new(lun, self.id));
+            self.is_away = false;
             // A read of it confirms it.
             self.probe_at = Nanos(0);
         }

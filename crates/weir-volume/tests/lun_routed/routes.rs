@@ -103,6 +103,46 @@ fn a_node_without_a_path_reaches_its_blocks_through_the_coordinator() {
     }
 }
 
+/// A session with the storage that has ended does not bring its device back, and the next session has another one.
+#[test]
+fn another_path_takes_the_place_of_one_that_has_failed() {
+    for format in [EXT4, XFS] {
+        let Some(mut world) = World::new(format, 16 * MIB, Way::Remote, true, SEED) else { return };
+        world.make_direct(512);
+        // One that works stays.
+        let second = world.path.second_path();
+        world.offer_path(&second);
+        world.end_path();
+        let before = world.owner.counts();
+        for block in 0..512 {
+            world.ask(RequestKind::Write, block..block + 1);
+            world.until("no room", |world| world.asked.len() < 32);
+        }
+        world.drain();
+        assert!(world.owner.counts().block > before.block, "{format}: the first path is used no more");
+        world.wants_path = false;
+        world.until("no path is asked for", |world| world.wants_path);
+        let before = world.owner.counts();
+        // Not while a look at the failed one is under way.
+        world.until("nothing is direct", |world| {
+            if std::mem::take(&mut world.wants_path) {
+                world.offer_path(&second);
+            }
+            if world.asked.is_empty() {
+                world.ask(RequestKind::Write, 7..8);
+            }
+            world.owner.counts().direct > before.direct
+        });
+        world.drain();
+        world.make_direct(512);
+        assert!(!world.wants_path, "{format}");
+        // The failed one is open no more.
+        world.path = second;
+        let counts = world.end();
+        println!("{format}: {counts:?}");
+    }
+}
+
 /// For example because the filesystem has no reflinks: the owner has given everything up for nothing.
 #[test]
 fn after_a_change_that_fails_everything_is_direct_again() {

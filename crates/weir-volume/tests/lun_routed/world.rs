@@ -45,6 +45,12 @@ pub const FIFREEZE: libc::Ioctl = 0xC004_5877_u32 as libc::Ioctl;
 pub const FITHAW: libc::Ioctl = 0xC004_5878_u32 as libc::Ioctl;
 /// `_IO(0x12, 93)`.
 pub const BLKROSET: libc::Ioctl = 0x125D;
+/// `LOOP_SET_STATUS64` and `LOOP_GET_STATUS64` (Linux, `include/uapi/linux/loop.h`).
+const LOOP_SET_STATUS: libc::Ioctl = 0x4C04;
+const LOOP_GET_STATUS: libc::Ioctl = 0x4C05;
+/// `struct loop_info64`, in words of eight bytes: its size, and the place of the limit to the device's size.
+const LOOP_INFO: usize = 29;
+const LOOP_SIZE_LIMIT: usize = 4;
 /// `_IOW(0x94, 9, int)`.
 pub const FICLONE: libc::Ioctl = 0x4004_9409_u32 as libc::Ioctl;
 
@@ -109,6 +115,8 @@ pub struct World {
     pub epoch: u64,
     /// Something has happened to the coordinator's side.
     pub touched: bool,
+    /// The owner has asked for a path.
+    pub wants_path: bool,
     /// The coordinator begins redirected I/O in another order than it comes.
     pub shuffles: bool,
     pub size: u64,
@@ -150,7 +158,7 @@ impl World {
         mounted.sync().unwrap();
         let mut reactor = common::reactor(Engine::Auto);
         let uuid = mounted.superblock().uuid;
-        let lun = has_path.then(|| SharedFile::new(open_lun(&path.device, uuid, true, None).unwrap()));
+        let lun = has_path.then(|| SharedFile::new(open_lun(&path.device, uuid, None, true, None).unwrap()));
         let coordinator_wait = WAIT;
         let options =
             RoutedOptions { size, logical_block: 4096, depth: 64, coordinator_wait, full_volume_wait };
@@ -166,6 +174,7 @@ impl World {
             path,
             epoch: 1,
             touched: true,
+            wants_path: false,
             shuffles: false,
             size,
             events: Vec::new(),
@@ -219,7 +228,7 @@ impl World {
     pub fn turn(&mut self) {
         self.owner.advance(&mut self.reactor, &mut self.done);
         // It stays without, if it has none.
-        self.owner.wants_path(self.reactor.now());
+        self.wants_path |= self.owner.wants_path(self.reactor.now());
         // As a shard does: when something has happened to it.
         if let Some(served) = &self.served {
             let mut served = served.borrow_mut();
@@ -402,6 +411,26 @@ impl World {
         if is_there {
             self.owner.admitted();
         }
+    }
+
+    /// As when the device of the path is gone from its host: one that is still open has no bytes any more.
+    pub fn end_path(&mut self) {
+        let device = File::open(&self.path.device).unwrap();
+        let mut info = [0u64; LOOP_INFO];
+        // SAFETY: the kernel writes a structure of this size.
+        assert_eq!(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS, info.as_mut_ptr()) }, 0);
+        // Less than a sector.
+        info[LOOP_SIZE_LIMIT] = 1;
+        // SAFETY: the kernel reads a structure of this size.
+        let answer = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_SET_STATUS, info.as_ptr()) };
+        assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
+    }
+
+    /// The owner gets another path, if it takes one.
+    pub fn offer_path(&mut self, path: &LoopDevice) {
+        let uuid = self.mounted.as_ref().unwrap().superblock().uuid;
+        let lun = open_lun(&path.device, uuid, None, true, None).unwrap();
+        self.owner.reach(SharedFile::new(lun));
     }
 
     /// As when its host crashes: the filesystem writes nothing more.

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use weir_block::size::Size;
 use weir_node::api::{
-    ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, DeleteVolume, DeletedVolume,
-    DiskView, LunView, MoveVolume, MovedVolume, NodeNotice, ServerExport, UsageItem, VolumePlan, VolumeUsage,
-    VolumeView, Volumes,
+    ApiError, ApiErrorKind, ChangedIdentity, ConfirmFenced, ConfirmedFenced, CreateVolume, DeleteVolume,
+    DeletedVolume, DiskView, LunView, MoveVolume, MovedVolume, NodeNotice, ServerExport, SetIdentity,
+    UsageItem, VolumePlan, VolumeUsage, VolumeView, Volumes,
 };
 
 use weir_node::units::about;
@@ -67,6 +67,10 @@ pub fn run(global: &Global, command: VolumeCommand) -> Result<(), Failure> {
         }
         VolumeCommand::Redirect { volume, redirected } => {
             print(global.output, &client.set_redirected(&volume, redirected == "on")?, show)
+        }
+        VolumeCommand::SetIdentity { volume, identity, dry_run } => {
+            let wanted = SetIdentity { identity, dry_run };
+            print(global.output, &client.set_identity(&volume, &wanted)?, identity_changed)
         }
         VolumeCommand::List => {
             print(global.output, &Volumes { volumes: client.volumes()? }, |Volumes { volumes }| {
@@ -158,6 +162,12 @@ fn moved(moved: &MovedVolume) -> String {
         ),
         None => format!("would move the coordination of volume {volume} from {from} to {to}"),
     }
+}
+
+fn identity_changed(changed: &ChangedIdentity) -> String {
+    let verb = if changed.done { "is" } else { "would be" };
+    let luns = list(&[("LUN before", changed.from.clone()), ("LUN", changed.to.clone())]);
+    format!("volume {} {verb} on another LUN\n{luns}", changed.volume)
 }
 
 fn deleted(volume: &DeletedVolume) -> String {

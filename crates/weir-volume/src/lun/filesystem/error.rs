@@ -78,6 +78,18 @@ pub enum FilesystemError {
         /// The identity of the volume's filesystem.
         filesystem: [u8; 16],
     },
+    /// The storage has made a copy of the LUN, with the same filesystem.
+    #[error(
+        "{} leads to another LUN, {identity}, which has a copy of the filesystem of this volume: a copy is not used; let the path lead to the \
+         volume's LUN again",
+        .path.display()
+    )]
+    Copy {
+        /// The path.
+        path: PathBuf,
+        /// The copy's.
+        identity: String,
+    },
     /// Space was written, and is still not the file's own.
     #[error(
         "{}: bytes {start} to {end} were written, and the filesystem does not have them as written blocks of this file alone ({found}); \
@@ -131,6 +143,7 @@ impl FilesystemError {
             | FilesystemError::Unsuitable { .. }
             | FilesystemError::Sectors { .. }
             | FilesystemError::OtherLun { .. }
+            | FilesystemError::Copy { .. }
             | FilesystemError::NotWritten { .. } => None,
         }
     }

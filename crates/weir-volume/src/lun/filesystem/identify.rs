@@ -2,12 +2,14 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use super::error::FilesystemError;
+use super::pages::{PAGE, Pages};
 use super::superblock::{Content, READ, parse};
 use crate::backing::Mark;
+use crate::lun::identity::{are_different, identity_of};
 
 /// Reads what is on an open LUN. `path` is for messages.
 ///
@@ -28,16 +30,18 @@ pub fn content(lun: &File, path: &Path) -> Result<Content, FilesystemError> {
 }
 
 /// Opens the LUN that has a filesystem of this identity for direct I/O, beside its mount. A path may lead to another LUN by now: a host
-/// gives the name of a device that is gone to the next one that comes. Blocks.
+/// gives the name of a device that is gone to the next one that comes. `identity`: the LUN's own, if it is to be compared, as a copy of it has
+/// the same filesystem. Blocks.
 ///
 /// `mark`: that of the process that will write. Its successor on this host is not let at the LUN, and so lifts no fence, before the kernel
 /// has ended what the process had issued.
 ///
 /// # Errors
-/// [`FilesystemError::System`], [`FilesystemError::OtherLun`].
+/// [`FilesystemError::System`], [`FilesystemError::OtherLun`], [`FilesystemError::Copy`].
 pub fn open_lun(
     path: &Path,
     filesystem: [u8; 16],
+    identity: Option<&str>,
     writable: bool,
     mark: Option<Mark>,
 ) -> Result<File, FilesystemError> {
@@ -50,6 +54,9 @@ pub fn open_lun(
             return Err(FilesystemError::OtherLun { path: path.to_path_buf(), filesystem });
         }
     }
+    if let Some(identity) = identity {
+        check_identity(&found, path, identity)?;
+    }
     let flags = libc::O_DIRECT | libc::O_CLOEXEC;
     let same = format!("/proc/self/fd/{}", found.as_raw_fd());
     let opened = OpenOptions::new().read(true).write(writable).custom_flags(flags).open(same);
@@ -58,5 +65,15 @@ pub fn open_lun(
     if let Some(mark) = mark {
         mark.set(&lun).map_err(FilesystemError::system("mark", path))?;
     }
+    // The first look may have seen no more than what this host has in its buffers of a path that has failed.
+    let mut first = Pages::new(PAGE);
+    lun.read_exact_at(first.bytes_mut(), 0).map_err(FilesystemError::system("read", path))?;
     Ok(lun)
+}
+
+/// Refuses an open LUN that is a copy of the one of this identity.
+fn check_identity(lun: &File, path: &Path, identity: &str) -> Result<(), FilesystemError> {
+    let found = lun.metadata().map_err(FilesystemError::system("examine", path))?;
+    let copy = identity_of(found.rdev()).filter(|other| are_different(identity, other));
+    copy.map_or(Ok(()), |identity| Err(FilesystemError::Copy { path: path.to_path_buf(), identity }))
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -19,18 +19,15 @@ use rustix::mount::{
     fsmount, fsopen,
 };
 
-use weir_block::BufferPool;
-
 use super::error::FilesystemError;
 use super::extent_sizes::prepare_directory;
 use super::handle;
 use super::identify::{content, open_lun};
 use super::superblock::{Content, Kind, Superblock};
+use crate::lun::identity::identity_of;
 
 /// Longest message of the kernel that is kept, in bytes.
 const LONGEST_MESSAGE: usize = 1024;
-/// Bytes of a look whether the LUN can be read.
-const PROBE: usize = 4096;
 /// Attempts to use a LUN that is in use, and the pause between two: half a second.
 const BUSY_ATTEMPTS: u32 = 25;
 const BUSY_PAUSE: Duration = Duration::from_millis(20);
@@ -45,6 +42,8 @@ pub struct Mounted {
     /// The mount, which ends with this descriptor, as soon as no file in it is open any more.
     _mount: OwnedFd,
     lun: PathBuf,
+    /// The LUN's, if it has one: the path may lead to a copy later.
+    identity: Option<String>,
     superblock: Superblock,
     /// Files of which an operator was told that they are not served.
     told: Mutex<BTreeSet<String>>,
@@ -64,6 +63,8 @@ impl Mounted {
         // Whatever an earlier look has left here is older than what another node has written since.
         drop_buffers(&device, lun)?;
         let superblock = suitable(&device, lun)?;
+        let found = device.metadata().map_err(FilesystemError::system("examine", lun))?;
+        let identity = identity_of(found.rdev());
         check_sectors(&device, lun, &superblock)?;
         // The kernel opens it exclusively itself.
         drop(device);
@@ -76,7 +77,8 @@ impl Mounted {
         if superblock.kind == Kind::Xfs {
             prepare_directory(&root, lun)?;
         }
-        Ok(Mounted { root, _mount: mount, lun: lun.to_path_buf(), superblock, told: Mutex::default() })
+        let (lun, told) = (lun.to_path_buf(), Mutex::default());
+        Ok(Mounted { root, _mount: mount, lun, identity, superblock, told })
     }
 
     /// Tells an operator, once, that a file of it has an extent-size hint, of `bytes`, which XFS takes back from none that has extents.
@@ -97,6 +99,12 @@ impl Mounted {
     #[must_use]
     pub fn lun(&self) -> &Path {
         &self.lun
+    }
+
+    /// The identity of the LUN on which it was mounted.
+    #[must_use]
+    pub fn identity(&self) -> Option<&str> {
+        self.identity.as_deref()
     }
 
     /// What its superblock says.
@@ -254,14 +262,12 @@ impl Mounted {
     }
 
     fn read_lun(&self) -> Result<(), FilesystemError> {
-        let lun = match open_lun(&self.lun, self.superblock.uuid, false, None) {
-            Ok(lun) => lun,
+        match open_lun(&self.lun, self.superblock.uuid, self.identity(), false, None) {
+            Ok(_) => Ok(()),
             // It says nothing of the LUN.
-            Err(FilesystemError::System { source, .. }) if is_of_host(&source) => return Ok(()),
-            Err(error) => return Err(error),
-        };
-        let Some(mut buffer) = BufferPool::new(PROBE).take(PROBE) else { return Ok(()) };
-        lun.read_exact_at(buffer.bytes_mut(), 0).map_err(FilesystemError::system("read", &self.lun))
+            Err(FilesystemError::System { source, .. }) if is_of_host(&source) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Makes everything that was done in it durable.

@@ -44,7 +44,7 @@ impl OpenedDisk {
         }
         let size = file.metadata().map_err(failed("examine"))?.len();
         let in_order = mounted.open_without_times(&file).map_err(failed("open"))?;
-        let lun = open_lun(mounted.lun(), mounted.superblock().uuid, true, Some(mark))?;
+        let lun = open_lun(mounted.lun(), mounted.superblock().uuid, mounted.identity(), true, Some(mark))?;
         let waits_for_rotation = device_queue::waits_for_rotation(&lun);
         let (zeroes, mounted) = (Zeroes::default(), Arc::clone(mounted));
         let work = WorkFile { file, path, zeroes, mounted, grants: hint.is_none().into() };

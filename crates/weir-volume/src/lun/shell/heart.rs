@@ -25,8 +25,8 @@ impl Shared {
 
     /// Looks whether the registry's epoch is that of the LUN.
     pub(super) fn survey(&self, wish: u64, revision: u64, epoch: u64) {
-        let found = self.open_area().and_then(|mut area| area.slots());
-        let last = found.map(|slots| {
+        let read = || self.open_area().and_then(|mut area| area.slots()).map_err(|error| error.to_string());
+        let last = self.check_not_copy().and_then(|()| read()).map(|slots| {
             let beats = slots.into_iter().filter_map(|slot| match slot {
                 Slot::Beat(beat) => Some(beat),
                 Slot::Empty | Slot::Other(_) => None,
@@ -46,7 +46,7 @@ impl Shared {
                 let _ = self.answers.send(Answer::Permitted { wish, revision });
             }
             // Whoever wishes it repeats that: another survey follows.
-            Err(error) => self.report("survey", error.to_string()),
+            Err(why) => self.report("survey", why),
         }
         self.is_surveying.store(false, Ordering::Relaxed);
     }

@@ -28,9 +28,10 @@ use weir_block::Nanos;
 use super::claim::{Claim, Effect, Event, Phase, Process, Record};
 use super::fence_command::Target;
 use super::fencing::Fencing;
-use super::filesystem::Mounted;
 use super::filesystem::mount::exclusive;
+use super::filesystem::{FilesystemError, Mounted};
 use super::heartbeat::VolumeId;
+use super::identity::{are_different, identity_at};
 use super::reservations::ReservationError;
 use crate::backing::{Mark, Trace};
 use crate::planted::Planted;
@@ -57,6 +58,8 @@ pub struct Host {
     pub volume: VolumeId,
     /// The LUN's path on this host.
     pub lun: PathBuf,
+    /// The LUN's identity.
+    pub identity: String,
     /// First byte of the heartbeat area.
     pub area: u64,
     /// Keeps nodes from the LUN.
@@ -487,8 +490,16 @@ impl Shared {
         exclusive(lun).map(drop).map_err(|error| error.to_string())
     }
 
+    /// The path may lead to a copy of the LUN by now, which has the same filesystem and the same heartbeats: what it shows proves nothing.
+    fn check_not_copy(&self) -> Result<(), String> {
+        let Host { lun, identity, .. } = &self.host;
+        let copy = identity_at(lun).filter(|found| are_different(identity, found));
+        let refused = |identity| FilesystemError::Copy { path: lun.clone(), identity }.to_string();
+        copy.map_or(Ok(()), |found| Err(refused(found)))
+    }
+
     fn admit(&self, number: u64) {
-        match self.host.fencing.admit(&self.host.name) {
+        match self.check_not_copy().and_then(|()| self.host.fencing.admit(&self.host.name)) {
             Ok(()) => {
                 self.is_well("check");
                 self.succeed("admit", Event::Admitted { number });

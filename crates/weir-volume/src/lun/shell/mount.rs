@@ -29,6 +29,7 @@ impl Shared {
 
     /// Nothing is mounted, and nothing of an attempt is on its way, if it fails.
     pub(super) fn try_mount(&self, epoch: u64) -> Result<Mounted, String> {
+        self.check_not_copy()?;
         let lun = &self.host.lun;
         if let Some(at) = mounts_by_other_paths(lun).first() {
             let (lun, at) = (lun.display(), at.display());
