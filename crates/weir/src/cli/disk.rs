@@ -56,7 +56,7 @@ pub enum DiskCommand {
         /// The disk, or one of its snapshots.
         #[arg(value_name = "DISK[@SNAPSHOT]", value_parser = parse_source, add = completion::snapshots_and_disks())]
         source: CloneSource,
-        /// The name of the new disk, in the same volume. Several begin as one snapshot.
+        /// The name of the new disk, in the same volume. Several begin as one snapshot; `--output json` lists them.
         #[arg(value_name = "NAME", required = true)]
         names: Vec<String>,
         /// Copy all blocks, through qemu-img on this host, so that none is shared: also where the filesystem has no reflinks. There, nobody may

@@ -100,7 +100,7 @@ pub fn make(
                     return;
                 }
                 if Nanos::now() - said >= LINE_EVERY {
-                    note(&format!("{done} of {} made", count(names.len() as u64, "clone")));
+                    note(&format!("{done} of {} done", count(names.len() as u64, "clone")));
                     said = Nanos::now();
                 }
                 thread::sleep(LINE_EVERY / 20);

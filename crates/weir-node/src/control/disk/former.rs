@@ -10,7 +10,7 @@ use weir_accel::Former;
 use weir_block::Nanos;
 use weir_cluster::ownership;
 use weir_cluster::placement;
-use weir_cluster::records::{DiskRecord, FormerOwner, NodeRef};
+use weir_cluster::records::{DiskRecord, FormerOwner, NodeRef, VolumeKind};
 use weir_volume::Trace;
 
 use super::{DiskTask, Message};
@@ -181,8 +181,13 @@ impl DiskTask {
     /// Keeps former owners whose right has ended from the LUN of the disk, as far as this node can: that ends the wait for what they may have
     /// under way. Says when to look again.
     fn fence_formers(&mut self, record: &DiskRecord) -> Option<Nanos> {
-        former_owners::fencing(&self.node, &record.volume)?;
         let (now, mut again) = (Nanos::now(), None);
+        if former_owners::fencing(&self.node, &record.volume).is_none() {
+            // This node may find the LUN yet, and nothing wakes this task then.
+            let volumes = self.node.records.volumes.now();
+            let is_lun = volumes.get(&record.volume).is_some_and(|volume| volume.kind == VolumeKind::Lun);
+            return (is_lun && !record.former.is_empty()).then_some(now + FENCE_AGAIN);
+        }
         for former in &record.former {
             let over = match self.evidence(former) {
                 Evidence::Declared => Some(now),

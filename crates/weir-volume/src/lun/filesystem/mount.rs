@@ -47,6 +47,8 @@ pub struct Mounted {
     superblock: Superblock,
     /// Files of which an operator was told that they are not served.
     told: Mutex<BTreeSet<String>>,
+    /// Files of which it may have more than it shows, by their inodes.
+    distrusted: Mutex<BTreeSet<u64>>,
 }
 
 impl Mounted {
@@ -78,7 +80,17 @@ impl Mounted {
             prepare_directory(&root, lun)?;
         }
         let (lun, told) = (lun.to_path_buf(), Mutex::default());
-        Ok(Mounted { root, _mount: mount, lun, identity, superblock, told })
+        Ok(Mounted { root, _mount: mount, lun, identity, superblock, told, distrusted: Mutex::default() })
+    }
+
+    /// What it has of a file is not known, until it is mounted anew. Returns whether that is news.
+    pub(in crate::lun) fn distrust(&self, inode: u64) -> bool {
+        self.distrusted.lock().unwrap_or_else(PoisonError::into_inner).insert(inode)
+    }
+
+    /// Whether what it shows of a file is all that it has.
+    pub(in crate::lun) fn trusts(&self, inode: u64) -> bool {
+        !self.distrusted.lock().unwrap_or_else(PoisonError::into_inner).contains(&inode)
     }
 
     /// Tells an operator, once, that a file of it has an extent-size hint, of `bytes`, which XFS takes back from none that has extents.

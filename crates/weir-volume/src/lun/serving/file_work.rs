@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,6 +20,9 @@ use crate::lun::router::Range;
 
 /// Space that stays free of what is allocated ahead, in bytes: for writes that come, and for the filesystem's own blocks.
 const KEPT_FREE: u64 = 64 << 20;
+
+/// Bytes that are written once more at a time.
+const AGAIN: u64 = 64 << 10;
 
 /// The layout of a range after the work, or why it has failed.
 pub type Layout = Result<Vec<Piece>, IoError>;
@@ -57,7 +60,7 @@ pub trait FileWork: Send + Sync {
     /// and the next write there moves the file to them, also if nothing is shared any more (`VOLUME.md` §1). The layout is that of `around`.
     ///
     /// # Errors
-    /// The filesystem's. What it has of the file is not known then, and nothing is granted any more.
+    /// The filesystem's. What it has of the file is not known then ([`FileWork::distrust`]).
     fn settle(&self, range: Range, around: Range) -> Layout;
 
     /// What the filesystem has of the file is not known: nothing is granted any more.
@@ -134,15 +137,20 @@ impl FileWork for WorkFile {
     fn settle(&self, range: Range, around: Range) -> Layout {
         let superblock = self.mounted.superblock();
         let keeps_copies = superblock.kind == Kind::Xfs && superblock.reflink;
-        let settled = if keeps_copies { self.write_again(range) } else { Ok(()) };
-        settled.inspect_err(|_| self.distrust())?;
+        if keeps_copies && self.grants.load(Ordering::Relaxed) {
+            self.write_again(range)?;
+        }
         self.look(around)
     }
 
     fn distrust(&self) {
-        let path = self.path.display();
-        tracing::warn!(%path, "the blocks of a disk's file are not known: all I/O goes through the filesystem");
         self.grants.store(false, Ordering::Relaxed);
+        // If it cannot be examined, nothing else can be done with it either.
+        let is_news = self.file.metadata().is_ok_and(|found| self.mounted.distrust(found.ino()));
+        if is_news {
+            let file = self.path.display();
+            tracing::warn!(%file, "the blocks of a disk's file are not known: all I/O goes through the filesystem");
+        }
     }
 
     fn change(&self, change: Change) -> Result<(), IoError> {
@@ -163,21 +171,25 @@ impl WorkFile {
         layout(&self.file, range.0..range.1).map_err(|error| io_error(&error, "looking at a disk's extents"))
     }
 
-    /// Writes what the blocks of a range hold, one after the other: each that has a block for a copy takes it, and one that has none and gets
-    /// none is as before. A larger write could fail half-way again.
+    /// Writes once more what a range holds. A block that has one for a copy takes it, and one that has none and gets none is as before. A
+    /// piece may fail half-way again, and is written block by block then.
     fn write_again(&self, range: Range) -> Result<(), IoError> {
         let failed = |error: io::Error| io_error(&error, "ending a write that has failed");
         let block = u64::from(self.mounted.superblock().block);
-        let mut page = Pages::new(block as usize);
+        let mut pages = Pages::new(AGAIN as usize);
         let written = extents(&self.file, range.0..range.1).map_err(failed)?;
         for extent in written.iter().filter(|extent| !extent.is_unwritten()) {
-            let (first, end) = (extent.start.max(range.0) / block, extent.end().min(range.1).div_ceil(block));
-            for at in (first..end).map(|number| number * block) {
-                let bytes = &mut page.bytes_mut()[..block as usize];
-                self.file.read_exact_at(bytes, at).map_err(failed)?;
-                match self.file.write_all_at(bytes, at) {
-                    Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => {}
-                    written => written.map_err(failed)?,
+            let (start, end) = (extent.start.max(range.0) / block * block, extent.end().min(range.1));
+            for piece in (start..end.next_multiple_of(block)).step_by(AGAIN as usize) {
+                let length = AGAIN.min(end.next_multiple_of(block) - piece);
+                let bytes = &mut pages.bytes_mut()[..length as usize];
+                self.file.read_exact_at(bytes, piece).map_err(failed)?;
+                if has_space(self.file.write_all_at(bytes, piece)).map_err(failed)? {
+                    continue;
+                }
+                for (number, bytes) in bytes.chunks(block as usize).enumerate() {
+                    has_space(self.file.write_all_at(bytes, piece + number as u64 * block))
+                        .map_err(failed)?;
                 }
             }
         }
@@ -196,6 +208,14 @@ impl WorkFile {
                 Err(IoError::from_errno(libc::EIO, "allocating space ahead"))
             }
         }
+    }
+}
+
+/// False: the filesystem is full.
+fn has_space(written: io::Result<()>) -> io::Result<bool> {
+    match written {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT)) => Ok(false),
+        written => written.map(|()| true),
     }
 }
 

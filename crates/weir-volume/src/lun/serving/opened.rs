@@ -1,5 +1,6 @@
 //! A disk's file and the LUN, opened for the coordinator: that blocks, so a thread does it.
 
+use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use weir_block::SharedFile;
@@ -42,12 +43,13 @@ impl OpenedDisk {
         if let Some(size) = hint {
             mounted.tell_hint(name, size);
         }
-        let size = file.metadata().map_err(failed("examine"))?.len();
+        let found = file.metadata().map_err(failed("examine"))?;
+        let (size, grants) = (found.len(), hint.is_none() && mounted.trusts(found.ino()));
         let in_order = mounted.open_without_times(&file).map_err(failed("open"))?;
         let lun = open_lun(mounted.lun(), mounted.superblock().uuid, mounted.identity(), true, Some(mark))?;
         let waits_for_rotation = device_queue::waits_for_rotation(&lun);
         let (zeroes, mounted) = (Zeroes::default(), Arc::clone(mounted));
-        let work = WorkFile { file, path, zeroes, mounted, grants: hint.is_none().into() };
+        let work = WorkFile { file, path, zeroes, mounted, grants: grants.into() };
         let file = SharedFile::on_disk(in_order, waits_for_rotation);
         let lun = SharedFile::on_disk(lun, waits_for_rotation);
         Ok(OpenedDisk::new(Arc::new(work), file, lun, size))
