@@ -435,7 +435,10 @@ fn a_golden_image_is_closed_and_has_many_clones() {
     weir.arg("--lab").arg(lab.dir()).args(["disk", "clone", &format!("{DISK}@v1"), "more1", "vm0", "more2"]);
     let output = weir.output().unwrap();
     let (said, shown) = (String::from_utf8_lossy(&output.stderr), String::from_utf8_lossy(&output.stdout));
-    assert!(said.contains("1 of 3 clones not made; the first, vm0: there is a disk vm0 already"), "{said}");
+    assert!(
+        said.contains("1 of 3 clones not made: vm0. The first, vm0: there is a disk vm0 already"),
+        "{said}"
+    );
     assert!(shown.contains("more1") && shown.contains("more2") && !output.status.success(), "{shown}");
     let absent = client.clone_disk(DISK, &clone_of("another", Some("v2"))).unwrap_err();
     assert_eq!(absent.kind, ApiErrorKind::NotFound, "{absent:?}");

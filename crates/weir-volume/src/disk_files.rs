@@ -15,7 +15,7 @@ use weir_block::Nanos;
 
 use crate::error::VolumeError;
 use crate::lun::filesystem::space::{self, Zeroes};
-use crate::lun::filesystem::{FilesystemError, Mounted};
+use crate::lun::filesystem::{FilesystemError, Mounted, extents};
 use crate::snapshot::{self, Entry, Files};
 use crate::volume::{DirVolume, check_size, grow};
 
@@ -132,7 +132,7 @@ impl DiskFiles for DirVolume {
         range: Range<u64>,
         within: Duration,
     ) -> Result<u64, VolumeError> {
-        let end = in_steps(range, ALLOCATED, within, |step| allocate(file, path, step))?;
+        let end = in_steps(range, ALLOCATED, within, |step| allocate_missing(file, path, step))?;
         file.sync_all().map_err(|error| VolumeError::from_io("syncing", path, error))?;
         Ok(end)
     }
@@ -262,7 +262,7 @@ impl DiskFiles for LunVolume {
         range: Range<u64>,
         within: Duration,
     ) -> Result<u64, VolumeError> {
-        allocate(file, path, range.clone())?;
+        allocate_missing(file, path, range.clone())?;
         let zeroes = Zeroes::default();
         in_steps(range, WRITTEN, within, |step| {
             let written = space::allocate(file, path, step, &zeroes);
@@ -370,6 +370,18 @@ fn in_steps(
         }
     }
     Ok(at)
+}
+
+/// As [`allocate`], wherever a range has no blocks yet: XFS refuses a range that is longer than what is free, also where it has blocks.
+fn allocate_missing(file: &File, path: &Path, range: Range<u64>) -> Result<(), VolumeError> {
+    // A filesystem that cannot tell gets the whole range.
+    let found = extents(file, range.clone()).unwrap_or_default();
+    let mut at = range.start;
+    for extent in &found {
+        allocate(file, path, at..extent.start.min(range.end))?;
+        at = at.max(extent.end());
+    }
+    allocate(file, path, at..range.end)
 }
 
 /// The file keeps its size, and blocks that it has stay.

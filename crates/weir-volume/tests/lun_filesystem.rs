@@ -20,7 +20,8 @@ use weir_volume::lun::filesystem::superblock::{Content, Kind, Unsuitable, parse}
 use weir_volume::lun::filesystem::{Mounted, Superblock, content, layout, open_lun};
 use weir_volume::lun::leases::{Lease, Piece};
 use weir_volume::lun::serving::{FileWork, OpenedDisk, WorkFile};
-use weir_volume::{Mark, Trace};
+use weir_volume::snapshot::Files;
+use weir_volume::{DiskFiles, LunVolume, Mark, Trace};
 
 const MIB: u64 = 1 << 20;
 /// mkfs.xfs makes nothing smaller.
@@ -313,6 +314,24 @@ fn a_write_that_fails_half_way_leaves_no_blocks_for_a_copy() {
     }
     file.sync_all().unwrap();
     assert_eq!(work.look(range).unwrap(), granted, "a write to blocks that are granted has moved them");
+}
+
+/// What is left of the second step is more than what is free then, and has its blocks already.
+#[test]
+fn a_thick_disk_takes_most_of_a_volume_in_several_steps() {
+    for command in ["mkfs.ext4 -q -b 4096", "mkfs.xfs -q -f"] {
+        let Some((_first, _second, mounted)) = mounted(command) else { return };
+        let (volume, size) = (LunVolume(Arc::new(mounted)), 200 * MIB);
+        volume.create_disk("d", size).unwrap();
+        let file = Files::open(&volume, "d.raw").unwrap();
+        let (mut at, mut steps) = (0, 0);
+        while at < size {
+            at = volume.fill(&file, Path::new("d.raw"), at..size, Duration::ZERO).unwrap();
+            steps += 1;
+        }
+        assert!(steps > 2 && volume.space().unwrap().available < size / 2, "{command}: {steps} steps");
+        assert!(volume.allocated("d").unwrap() >= size);
+    }
 }
 
 /// The kernel would say "invalid argument", or nothing.

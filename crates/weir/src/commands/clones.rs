@@ -124,7 +124,9 @@ fn sorted(names: &[String], mut made: Vec<Made<'_>>) -> (Vec<DiskView>, Result<(
         }
     }
     let (missing, all) = (failed.len(), count(names.len() as u64, "clone"));
+    let which: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
+    let which = which.join(", ");
     let Some((name, failure)) = failed.into_iter().next() else { return (disks, Ok(())) };
     let why = failure.message.clone();
-    (disks, Err(failure.said(format!("{missing} of {all} not made; the first, {name}: {why}"))))
+    (disks, Err(failure.said(format!("{missing} of {all} not made: {which}. The first, {name}: {why}"))))
 }
