@@ -9,23 +9,11 @@ use std::os::unix::fs::symlink;
 use std::process::Command;
 use std::time::Duration;
 
-use common::lun::{LunBench, set_devices};
+use common::lun::{LunBench, eventually, set_devices};
 use common::{DISK, SOON, alone, during, new_history, program, seed};
-use weir_block::Nanos;
 use weir_node::api::{ApiError, ApiErrorKind, ChangedIdentity, Delete, SetIdentity};
 
 const NODES: [&str; 2] = ["n1", "n2"];
-
-fn eventually<T>(pool: &LunBench, what: &str, look: impl Fn() -> Option<T>) -> T {
-    let deadline = Nanos::now() + SOON;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Nanos::now() < deadline, "not {what}{}", pool.bench.logs());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-}
 
 fn set_identity(pool: &LunBench, identity: &str, dry_run: bool) -> Result<ChangedIdentity, ApiError> {
     let client = pool.bench.lab.client("n2").unwrap().patience(SOON);
@@ -77,7 +65,7 @@ fn a_volume_whose_lun_no_node_has_any_more_is_on_the_one_that_the_operator_names
     for node in NODES {
         pool.bench.lab.start(node).unwrap();
     }
-    let would = eventually(&pool, "at rest", || set_identity(&pool, "naa.2", true).ok());
+    let would = eventually(&pool, "unused", || set_identity(&pool, "naa.2", true).ok());
     assert_eq!((would.from.as_str(), would.to.as_str(), would.done), (before.as_str(), "naa.2", false));
     assert_eq!(pool.lun("n1").identity, before);
     let mut command = Command::new(program());

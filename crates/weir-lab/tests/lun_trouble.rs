@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use common::lun::{LunBench, RedirectedLoad, run, set_devices};
+use common::lun::{LunBench, RedirectedLoad, eventually, run, set_devices};
 use common::throttle::Throttle;
 use common::{DISK, SOON, alone, during, new_history, program, seed};
 use weir_block::Nanos;
@@ -24,17 +24,6 @@ use weir_node::api::{
 
 fn number(node: &str) -> usize {
     node[1..].parse().unwrap()
-}
-
-fn eventually<T>(pool: &LunBench, what: &str, look: impl Fn() -> Option<T>) -> T {
-    let deadline = Nanos::now() + SOON;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Nanos::now() < deadline, "not {what}{}", pool.bench.logs());
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// Whether a node has an event of this kind whose text has these words.

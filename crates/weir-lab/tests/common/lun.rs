@@ -517,3 +517,15 @@ impl LunBench {
         was_mounted
     }
 }
+
+/// Waits for what `look` finds; fails if that takes long.
+pub fn eventually<T>(pool: &LunBench, what: &str, look: impl Fn() -> Option<T>) -> T {
+    let deadline = Nanos::now() + SOON;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Nanos::now() < deadline, "not {what}{}", pool.bench.logs());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

@@ -18,9 +18,9 @@ use crate::control::node::unavailable;
 /// Longest identity, in bytes.
 const LONGEST: usize = 256;
 
-/// What must not have changed meanwhile, as found while nothing uses the LUN.
-struct AtRest {
-    /// Who coordinates the volume.
+/// Records that show that nothing uses the volume. The change requires that they are as they were read.
+struct Unused {
+    /// The record of its coordinator.
     coordinator: Option<Entry>,
     /// Its disks: whoever opens one changes its record.
     disks: Vec<Entry>,
@@ -43,11 +43,11 @@ impl Operations {
         let (volume, to, done) = (name.to_owned(), wanted.identity, !wanted.dry_run);
         let changed = ChangedIdentity { volume, from, to, done };
         self.check_no_volume_there(&changed).await?;
-        let at_rest = self.check_at_rest(&record).await?;
+        let unused = self.check_unused(&record).await?;
         if wanted.dry_run || changed.from == changed.to {
             return Ok(changed);
         }
-        match self.node.registry.transact(at_rest.guard(record.id, record.replace(&entry))).await {
+        match self.node.registry.transact(unused.guard(record.id, record.replace(&entry))).await {
             Ok(_) => {}
             Err(RegistryError::Conflict { .. }) => return Err(just_changed(name)),
             Err(error) => return Err(unavailable(error)),
@@ -74,7 +74,7 @@ impl Operations {
     }
 
     /// No live process coordinates the volume, has it mounted, or has a disk of it open.
-    async fn check_at_rest(&self, volume: &VolumeRecord) -> Answer<AtRest> {
+    async fn check_unused(&self, volume: &VolumeRecord) -> Answer<Unused> {
         let failed = |error: weir_cluster::records::RecordError| {
             ApiError::new(ApiErrorKind::Failed, error.to_string())
         };
@@ -110,11 +110,11 @@ impl Operations {
                 refused(message).hint("a node that is stopped (SIGTERM) destages its disks and closes them")
             );
         }
-        Ok(AtRest { coordinator, disks })
+        Ok(Unused { coordinator, disks })
     }
 }
 
-impl AtRest {
+impl Unused {
     /// `change`, if all is as it was. A transaction compares no more than so many disks: the others were closed a moment ago, and whoever opens
     /// one has a path to the former LUN only where a node found that, which would coordinate the volume.
     fn guard(self, volume: u64, change: Transaction) -> Transaction {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_volume_at_rest_is_on_another_lun_when_the_operator_says_so() {
+    async fn a_volume_that_nothing_uses_is_on_another_lun_when_the_operator_says_so() {
         let directory = tempfile::tempdir().unwrap();
         let (operations, node) = operations(directory.path()).await;
         // Of processes that have ended.
@@ -274,7 +274,7 @@ mod tests {
         let (operations, node) = operations(directory.path()).await;
         put(&node, &disk("d", "v"), keys::disk("d")).await;
         let (entry, record) = operations.volume_entry("v").await.unwrap();
-        let found = async || operations.check_at_rest(&record).await.unwrap();
+        let found = async || operations.check_unused(&record).await.unwrap();
         let opened = DiskRecord { owner: Some(node.session.node_ref()), epoch: 1, ..disk("d", "v") };
         let (first, second) = (found().await, found().await);
         put(&node, &opened, keys::disk("d")).await;
@@ -286,8 +286,8 @@ mod tests {
         let claimed =
             CoordinatorRecord { volume: "v".into(), epoch: 1, coordinator: Some(claim), mounts, next };
         put(&node, &claimed, keys::coordinator(record.id)).await;
-        for at_rest in [second, third] {
-            let change = at_rest.guard(record.id, record.replace(&entry));
+        for unused in [second, third] {
+            let change = unused.guard(record.id, record.replace(&entry));
             assert!(matches!(node.registry.transact(change).await, Err(RegistryError::Conflict { .. })));
         }
     }
@@ -300,8 +300,8 @@ mod tests {
             mod_revision: number,
             lease: None,
         };
-        let at_rest = AtRest { coordinator: None, disks: (1..=300).map(entry).collect() };
-        let change = at_rest.guard(7, Transaction::new().unchanged("volumes/v", 1));
+        let unused = Unused { coordinator: None, disks: (1..=300).map(entry).collect() };
+        let change = unused.guard(7, Transaction::new().unchanged("volumes/v", 1));
         assert_eq!(change.compares.len(), MAX_TRANSACTION);
         change.check().unwrap();
     }
