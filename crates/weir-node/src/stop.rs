@@ -246,7 +246,7 @@ async fn close_all(node: &Arc<Node>, tasks: &Arc<Tasks>) {
         let inbox = tasks.of(&name, node);
         closing.spawn(async move {
             let (done, closed) = oneshot::channel();
-            let _ = inbox.send(Message::Request(Request::Release { done })).await;
+            let _ = inbox.send(Message::Request(Request::Release { unless_used: false, done })).await;
             if let Ok(Err(error)) = closed.await {
                 tracing::warn!(disk = name, %error, "not closed");
             }

@@ -22,8 +22,8 @@ pub struct Intents {
     leftovers: Mutex<BTreeSet<String>>,
     /// Disks whose volume is looked at for what their former owners have left.
     bars: Mutex<BTreeSet<String>>,
-    /// Disks that are being filled with zeroes through their volume's filesystem.
-    fills: Mutex<BTreeSet<String>>,
+    /// Disks that are served to nobody while something is done with their files.
+    unserved: Mutex<BTreeSet<String>>,
     /// Snapshots that exist while clones are made of them.
     clones: Mutex<BTreeSet<String>>,
     /// Since when others have been seen to be gone.
@@ -63,14 +63,14 @@ impl Intents {
         UnderWay::begin(&self.bars, disk)
     }
 
-    /// Begins to fill a disk with zeroes: it is served to nobody meanwhile. `None` if that is under way.
-    pub(crate) fn begin_fill(&self, disk: &str) -> Option<UnderWay<'_>> {
-        UnderWay::begin(&self.fills, disk)
+    /// Begins something with a disk's file that may take long: the disk is served to nobody meanwhile. `None` if such a thing is under way.
+    pub(crate) fn begin_unserved(&self, disk: &str) -> Option<UnderWay<'_>> {
+        UnderWay::begin(&self.unserved, disk)
     }
 
-    /// Whether a disk is being filled here.
-    pub(crate) fn is_being_filled(&self, disk: &str) -> bool {
-        lock(&self.fills).contains(disk)
+    /// Whether a disk is served to nobody for now.
+    pub(crate) fn is_unserved(&self, disk: &str) -> bool {
+        lock(&self.unserved).contains(disk)
     }
 
     /// Begins a clone, which has its own snapshot of this name. `None` if one is under way.

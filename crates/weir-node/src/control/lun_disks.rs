@@ -156,8 +156,8 @@ async fn begin_serving(node: &Node, record: &DiskRecord) -> Result<(), String> {
     let Some((epoch, mounted)) = node.coordinators.get(&record.volume).mounted else {
         return Err(format!("this node does not coordinate volume {}", record.volume));
     };
-    if node.intents.is_being_filled(&record.name) {
-        return Err("it is being filled with zeroes".into());
+    if node.intents.is_unserved(&record.name) {
+        return Err("its file is being filled with zeroes, or prepared for a rollback".into());
     }
     match served.get(&record.name) {
         Some(id) if *id == record.id => return Ok(()),

@@ -249,7 +249,7 @@ pub fn random() -> u64 {
 
 /// A disk that is open here.
 #[derive(Debug)]
-struct Open {
+pub(super) struct Open {
     /// The disk's identity.
     id: u64,
     info: LayerInfo,
@@ -301,6 +301,16 @@ impl Here {
     /// A disk is no longer open.
     pub fn remove(&self, disk: &str) {
         self.lock().remove(disk);
+    }
+
+    /// A disk is no longer shown as open. Returns what was shown, for [`Here::put_back`].
+    pub(super) fn take(&self, disk: &str) -> Option<Open> {
+        self.lock().remove(disk)
+    }
+
+    /// A disk that was taken is open after all.
+    pub(super) fn put_back(&self, disk: &str, shown: Option<Open>) {
+        self.lock().extend(shown.map(|shown| (disk.to_owned(), shown)));
     }
 
     /// All open disks.

@@ -20,8 +20,8 @@ use weir_volume::lun::heartbeat::VolumeId;
 use weir_volume::lun::reservations::{Key, Reservations};
 use weir_volume::lun::shell::{Answer, Host, Output, Shell};
 
-use super::leftover;
 use super::turn::{Situation, Turn};
+use super::{identity, leftover};
 use crate::config::ReservationsConfig;
 use crate::control::find_lun::find;
 use crate::control::owner_fences::{self, mark_of, number, process};
@@ -424,6 +424,19 @@ impl Task {
         self.known.iter().chain([&me]).find(is_it).map(|one| NodeRef::new(one.node.clone(), one.incarnation))
     }
 
+    /// The revision of the volume's record, if it names the LUN that this task has: an operator may have given the volume another one, and
+    /// whoever coordinates it then must know.
+    fn volume_revision(&self) -> Option<u64> {
+        match self.node.records.volumes.now().seen(&self.volume.name) {
+            Seen::Record { record, revision }
+                if record.id == self.volume.id && identity(&record) == identity(&self.volume) =>
+            {
+                Some(revision)
+            }
+            _ => None,
+        }
+    }
+
     fn propose(&self, number: u64, revision: u64, to: &Record<u64>) {
         let mounts: Option<Vec<NodeRef>> = to.mounts.iter().map(|process| self.named(*process)).collect();
         let coordinator = to.coordinator.map(|process| self.named(process));
@@ -437,9 +450,18 @@ impl Task {
         let next = self.next.clone().filter(|_| epoch == self.epoch);
         let record = CoordinatorRecord { volume, epoch, coordinator: coordinator.flatten(), mounts, next };
         let key = self.key();
+        let claims = record.coordinator == Some(self.node.session.node_ref());
         let put = match revision {
             0 => record.create(key),
             revision => Transaction::new().unchanged(key.clone(), revision).put(key, record.encode()),
+        };
+        let put = match (claims, self.volume_revision()) {
+            (false, _) => put,
+            (true, Some(seen)) => put.unchanged(keys::volume(&self.volume.name), seen),
+            (true, None) => {
+                let _ = self.proposed.send(Event::Refused(number));
+                return;
+            }
         };
         // Of a volume that is still there, or on the way out of one that is gone; and of a process that is one.
         let put = put.when(self.node.session.guard());

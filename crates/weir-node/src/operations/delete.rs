@@ -97,7 +97,7 @@ impl Operations {
                 let otherwise = format!(
                     "delete it again later, or with {at_once} at once, without what its log alone has"
                 );
-                self.release(name, &otherwise).await?;
+                self.release(name, !wanted.force, &otherwise).await?;
             }
             if let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await? {
                 return self.forward(&coordinator, name, "delete", &wanted).await;
@@ -150,9 +150,9 @@ impl Operations {
 
     /// Destages and closes a disk that is open here, for as long as a client waits. `otherwise`: what the operator can do if that does not
     /// suffice.
-    pub(super) async fn release(&self, name: &str, otherwise: &str) -> Answer<()> {
+    pub(super) async fn release(&self, name: &str, unless_used: bool, otherwise: &str) -> Answer<()> {
         self.check_not_compacting(name)?;
-        let release = self.ask(name, |done| Request::Release { done });
+        let release = self.ask(name, |done| Request::Release { unless_used, done });
         if let Ok(released) = tokio::time::timeout(DESTAGED, release).await {
             return released;
         }

@@ -80,7 +80,7 @@ impl Operations {
         // The disk is not deleted meanwhile.
         let Some(_step) = self.node.intents.begin(name) else { return Err(is_busy(name)) };
         // Nor written to on a LUN: whoever does not wait for this any more may complete and open it.
-        let Some(_fill) = self.node.intents.begin_fill(name) else { return Err(is_busy(name)) };
+        let Some(_fill) = self.node.intents.begin_unserved(name) else { return Err(is_busy(name)) };
         lun_disks::stop_serving(&self.node, volume, Some(name)).await;
         let file = DirVolume::file_of(name).map_err(volume_error)?;
         if from == 0 {

@@ -112,7 +112,7 @@ impl Operations {
     /// Closes a disk whose file is to be replaced. Returns its record then.
     pub(super) async fn close_to_replace(&self, disk: &str, is_open: bool) -> Answer<DiskRecord> {
         if is_open {
-            self.release(disk, "try again later").await?;
+            self.release(disk, true, "try again later").await?;
         }
         let record = self.record(disk).await?;
         self.check_closed(&record).await?;

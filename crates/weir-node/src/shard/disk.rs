@@ -19,7 +19,7 @@ use weir_volume::{Backing, BackingKind, BackingOptions};
 use super::barrier::BarrierSlot;
 use super::counters::DiskCounters;
 use super::load::RunningLoad;
-use super::messages::{Arrival, DiskStatus, LimitDelays, LoadLayer, OpenDisk, RouteView};
+use super::messages::{Arrival, DiskStatus, LimitDelays, LoadLayer, NotClosed, OpenDisk, RouteView};
 use super::profile::DiskProfile;
 use super::stack::Top;
 use super::{ShardConfig, answer};
@@ -32,7 +32,7 @@ const ROUNDS_PER_TURN: usize = 16;
 enum Life {
     Serving,
     /// Destaging everything, then gone.
-    Closing(Vec<oneshot::Sender<Result<(), String>>>),
+    Closing(Vec<oneshot::Sender<Result<(), NotClosed>>>),
     /// Another node owns it: ending all I/O, then gone (P4).
     Releasing(Vec<oneshot::Sender<()>>),
 }
@@ -173,6 +173,14 @@ impl Disk {
     /// Where its bytes are.
     pub fn kind(&self) -> &BackingKind {
         &self.kind
+    }
+
+    /// How many clients it serves. One that is being closed serves none.
+    pub fn client_count(&self) -> usize {
+        match self.life {
+            Life::Serving => self.exports.clients(),
+            Life::Closing(_) | Life::Releasing(_) => 0,
+        }
     }
 
     /// The owner numbers of the clients.
@@ -465,11 +473,13 @@ impl Disk {
         &mut self,
         reactor: &mut Reactor,
         workspace: &mut Workspace,
-        done: oneshot::Sender<Result<(), String>>,
+        done: oneshot::Sender<Result<(), NotClosed>>,
     ) {
         match &mut self.life {
             Life::Closing(waiting) => waiting.push(done),
-            Life::Releasing(_) => answer(done, Err("the disk belongs to another node now".into())),
+            Life::Releasing(_) => {
+                answer(done, Err(NotClosed::Failed("the disk belongs to another node now".into())));
+            }
             Life::Serving => {
                 if self.barrier.end(self.top.accel_mut().inner_mut()) && !self.held_for_move {
                     self.exports.resume();
@@ -508,7 +518,7 @@ impl Disk {
         let before = std::mem::replace(&mut self.life, Life::Releasing(vec![done]));
         if let Life::Closing(waiting) = before {
             for done in waiting {
-                answer(done, Err("another node has taken the disk over".into()));
+                answer(done, Err(NotClosed::Failed("another node has taken the disk over".into())));
             }
         }
         held

@@ -104,8 +104,8 @@ pub enum Command {
         options: Box<BackingOptions>,
         answer: oneshot::Sender<Result<(), Unopened>>,
     },
-    /// Destage everything, end all I/O, close. Answered when nothing is under way any more.
-    Close { disk: String, done: oneshot::Sender<Result<(), String>> },
+    /// Destage everything, end all I/O, close. Answered when nothing is under way any more. `unless_used`: not if it has clients.
+    Close { disk: String, unless_used: bool, done: oneshot::Sender<Result<(), NotClosed>> },
     /// The registry says that another node owns the disk now: end all I/O; `keep` the log as a replica, or drop it. Answered
     /// when no I/O is in flight any more, so that the new owner can go on (P4).
     ReleaseDisk { disk: String, keep: bool, done: oneshot::Sender<()> },
@@ -223,6 +223,15 @@ pub enum Command {
     CoordinatorHere { disk: String },
     /// Close every disk (destaging first), then end the thread.
     Stop { done: oneshot::Sender<()> },
+}
+
+/// Why a disk is not closed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotClosed {
+    /// It has so many clients, and goes on as before.
+    Used(usize),
+    /// Another reason.
+    Failed(String),
 }
 
 /// A disk of a volume that this node coordinates, on its way to its shard.

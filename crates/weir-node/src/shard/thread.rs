@@ -20,7 +20,7 @@ use weir_volume::{Backing, CoordinatorWay};
 use super::disk::Disk;
 use super::dispatch::{Dispatch, Target};
 use super::health::{Health, Pulse};
-use super::messages::{Command, DiskStatus, Notice, WantedConfiguration};
+use super::messages::{Command, DiskStatus, NotClosed, Notice, WantedConfiguration};
 use super::opener::Opener;
 use super::{ShardConfig, answer};
 use openings::{Opening, Trial};
@@ -338,7 +338,7 @@ impl Turning {
             Command::CanOpen { disk, backing, options, answer } => {
                 self.try_open(disk, backing, *options, answer)
             }
-            Command::Close { disk, done } => self.close(&disk, done),
+            Command::Close { disk, unless_used, done } => self.close(&disk, unless_used, done),
             Command::ReleaseDisk { disk, keep, done } => self.release_disk(disk, keep, done),
             Command::HoldDestage { disk, done } => match self.find(&disk) {
                 Some(one) => one.hold_destage(done),
@@ -528,7 +528,11 @@ impl Turning {
         }
     }
 
-    fn close(&mut self, disk: &str, done: oneshot::Sender<Result<(), String>>) {
+    fn close(&mut self, disk: &str, unless_used: bool, done: oneshot::Sender<Result<(), NotClosed>>) {
+        let used = self.slot_of(disk).map_or(0, |slot| self.disks[slot].client_count());
+        if unless_used && used > 0 {
+            return answer(done, Err(NotClosed::Used(used)));
+        }
         self.stop_opening(Some(disk), "the disk is closed again");
         let Some(slot) = self.slot_of(disk) else { return answer(done, Ok(())) };
         self.disks[slot].close(&mut self.reactor, &mut self.workspace, done);

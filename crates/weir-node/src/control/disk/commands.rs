@@ -17,7 +17,8 @@ use crate::control::decide::{Decision, Local, Situation, decide, evidence, is_li
 use crate::control::node::{blocking, server_of};
 use crate::control::provisioning;
 use crate::error::{ApiError, ApiErrorKind};
-use crate::shard::messages::Command;
+use crate::shard::messages::{Command, NotClosed};
+use crate::units::count_are;
 
 /// Longest wait for I/O that is under way when a disk is deleted (P10).
 const END_OF_IO: Duration = Duration::from_secs(20);
@@ -41,8 +42,8 @@ impl DiskTask {
             Request::Resize { size, seen, done } => {
                 let _ = done.send(self.resize(size, &seen).await);
             }
-            Request::Release { done } => {
-                let _ = done.send(self.release().await);
+            Request::Release { unless_used, done } => {
+                let _ = done.send(self.release(unless_used).await);
             }
             Request::Replace { content, done } => {
                 let _ = done.send(self.replace(content).await);
@@ -317,8 +318,11 @@ impl DiskTask {
         Ok(())
     }
 
-    /// Closes the disk if it is open, and gives ownership up.
-    pub(super) async fn release(&mut self) -> Result<(), ApiError> {
+    /// Closes the disk if it is open, and gives ownership up. `unless_used`: it stays as it is if it has clients.
+    pub(super) async fn release(&mut self, unless_used: bool) -> Result<(), ApiError> {
+        if unless_used && self.local != Local::Closed {
+            self.close(true).await?;
+        }
         self.release_with(ownership::release).await
     }
 
@@ -333,7 +337,7 @@ impl DiskTask {
             return Ok(());
         }
         if self.local != Local::Closed {
-            self.close().await?;
+            self.close(false).await?;
         }
         let me = self.me.clone();
         let arrival = self.arrival;
@@ -415,13 +419,15 @@ impl DiskTask {
         if !self.closing {
             return;
         }
-        if let Err(error) = self.close().await {
+        if let Err(error) = self.close(false).await {
             tracing::debug!(disk = self.name, %error, "it is not closed");
         }
     }
 
-    async fn close(&mut self) -> Result<(), ApiError> {
-        self.node.here.remove(&self.name);
+    /// `unless_used`: it stays open if it has clients.
+    async fn close(&mut self, unless_used: bool) -> Result<(), ApiError> {
+        // Nobody comes meanwhile, or its shard sees that.
+        let shown = self.node.here.take(&self.name);
         let disk = self.name.clone();
         let over = |task: &mut DiskTask| {
             let deleted = || "it is being deleted, with what its log has".to_owned();
@@ -429,12 +435,20 @@ impl DiskTask {
                 .then(taken)
                 .or_else(|| task.waiting.iter().any(Request::is_deletion).then(deleted))
         };
-        let closed = self.ask_until(|done| Command::Close { disk, done }, None, over).await;
+        let closed = self.ask_until(|done| Command::Close { disk, unless_used, done }, None, over).await;
         self.closing = closed.is_err();
-        let closed = closed.and_then(|closed| closed);
-        closed.map_err(|reason| {
-            ApiError::new(ApiErrorKind::Failed, format!("disk {} cannot be closed: {reason}", self.name))
-        })?;
+        let closed = closed.unwrap_or_else(|reason| Err(NotClosed::Failed(reason)));
+        if let Err(NotClosed::Used(clients)) = closed {
+            self.node.here.put_back(&self.name, shown);
+            let clients = count_are(clients as u64, "client");
+            let message = format!("disk {}: {clients} connected, since a moment ago", self.name);
+            return Err(ApiError::new(ApiErrorKind::Refused, message)
+                .hint("shut the guest down, or disconnect the disk from it; then try again"));
+        }
+        if let Err(NotClosed::Failed(reason)) = closed {
+            let message = format!("disk {} cannot be closed: {reason}", self.name);
+            return Err(ApiError::new(ApiErrorKind::Failed, message));
+        }
         // Closed: nothing is dirty, and nothing is under way. Should the registry not answer now, that stays true.
         if let Local::Open { epoch } = std::mem::replace(&mut self.local, Local::Closed) {
             self.arrival = Some((epoch, Came::Closed));

@@ -141,6 +141,8 @@ pub enum Request {
     },
     /// Destage, close, and give ownership up.
     Release {
+        /// Not if it has clients, which may have come since somebody looked.
+        unless_used: bool,
         /// Answered when no node owns it any more.
         done: oneshot::Sender<Result<(), ApiError>>,
     },

@@ -460,7 +460,7 @@ impl DiskTask {
             (Decision::Open, Some(record))
                 if self.node.here.is_stopping() && self.closed_since(&record).is_some() =>
             {
-                if let Err(error) = self.release().await {
+                if let Err(error) = self.release(false).await {
                     tracing::debug!(disk = self.name, %error, "it is released later");
                     self.retry_at = Some(Nanos::now() + RETRY);
                 }

@@ -75,7 +75,15 @@ impl DiskTask {
             match (volume_kind, is_copy) {
                 // To keep the present content shares the blocks of the disk's file. Whoever serves the disk knows them as blocks of that file
                 // alone, and would write into the snapshot (I1, I4), also if nothing comes of the replacement afterwards.
-                (VolumeKind::Lun, false) => lun_disks::while_unserved(&node, &name, &disk, work).await,
+                (VolumeKind::Lun, false) => {
+                    // The volume's other disks are served meanwhile: many extents take minutes.
+                    let Some(_unserved) = node.intents.begin_unserved(&disk) else {
+                        let message = format!("another change of the file of disk {disk} has not ended yet");
+                        return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
+                    };
+                    lun_disks::stop_serving(&node, &name, Some(&disk)).await;
+                    work.await
+                }
                 // It shares nothing with the disk's file. While it goes on, which may be for hours, other disks are served.
                 (VolumeKind::Lun, true) => {
                     lun_disks::stop_serving(&node, &name, Some(&disk)).await;

@@ -15,7 +15,7 @@ async fn closed(
     task.local = Local::Open { epoch: 3 };
     // Its session ends while the disk is being closed.
     node.registry.revoke(node.session.lease()).await.unwrap();
-    task.release().await.unwrap_err();
+    task.release(false).await.unwrap_err();
     assert_eq!(task.local, Local::Closed);
     (node, task, record)
 }
@@ -102,6 +102,6 @@ async fn a_release_that_comes_late_spares_the_next_owners_log() {
     node.registry.transact(mine.replace(&entry)).await.unwrap();
     // The view, and with it the task, may lag behind.
     task.told(&seen, u64::MAX);
-    task.release().await.unwrap_err();
+    task.release(false).await.unwrap_err();
     assert_eq!(change::read(&*node.registry, "d").await.unwrap().1, mine);
 }

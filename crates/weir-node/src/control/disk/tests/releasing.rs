@@ -5,6 +5,7 @@ use weir_volume::{BackingOptions, DirVolume, OpenedFile};
 
 use super::*;
 use crate::ApiErrorKind;
+use crate::shard::messages::NotClosed;
 
 /// Replaces what is under the disk's key and waits until the node has seen it.
 async fn overwrite(node: &Node, value: &str) {
@@ -340,7 +341,7 @@ async fn a_deletion_that_is_refused_leaves_no_disk_that_is_half_closed() {
     let (deletion, deleted) = oneshot::channel();
     let (first, ()) = tokio::join!(
         async {
-            task.on_request(Request::Release { done }).await;
+            task.on_request(Request::Release { unless_used: false, done }).await;
             closing.recv().await.unwrap()
         },
         async {
@@ -404,6 +405,38 @@ async fn a_deletion_comes_before_what_waits_for_a_disk_that_closes() {
     }
 }
 
+/// Whoever asks for a deletion has looked for clients before, and one may have come since.
+#[tokio::test]
+async fn a_disk_with_clients_stays_open_where_that_is_asked_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let (mut node, _told) = node(directory.path()).await;
+    let (commands, mut queue) = mpsc::channel(16);
+    Arc::get_mut(&mut node).unwrap().shards = Shards::new(vec![ShardQueue::new(commands, || {})]);
+    tokio::spawn(async move {
+        while let Some(command) = queue.recv().await {
+            if let Command::Close { unless_used, done, .. } = command {
+                let closed = if unless_used { Err(NotClosed::Used(2)) } else { Ok(()) };
+                done.send(closed).unwrap();
+            }
+        }
+    });
+    let record = disk_of_a(&node, |_| {}).await;
+    node.here.insert(&record, None);
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    task.local = Local::Open { epoch: 3 };
+    let (done, released) = oneshot::channel();
+    task.on_request(Request::Release { unless_used: true, done }).await;
+    let refused = released.await.unwrap().unwrap_err();
+    assert_eq!(refused.kind, ApiErrorKind::Refused);
+    assert!(refused.message.contains("2 clients are connected"), "{refused}");
+    assert_eq!(task.local, Local::Open { epoch: 3 });
+    assert!(node.here.all().contains_key("d"), "clients find it");
+    let (done, released) = oneshot::channel();
+    task.on_request(Request::Release { unless_used: false, done }).await;
+    released.await.unwrap().unwrap();
+    assert!(!node.here.all().contains_key("d"));
+}
+
 /// A shard that has ended answers no command: the disk's task ends its wait, and the node's stop goes on.
 #[tokio::test]
 async fn a_shard_that_has_ended_is_no_reason_to_panic() {
@@ -416,7 +449,7 @@ async fn a_shard_that_has_ended_is_no_reason_to_panic() {
     let (mut task, _inbox) = DiskTask::new("d", &node);
     task.local = Local::Open { epoch: 3 };
     let (done, released) = oneshot::channel();
-    task.on_request(Request::Release { done }).await;
+    task.on_request(Request::Release { unless_used: false, done }).await;
     let refused = released.await.unwrap().unwrap_err();
     assert!(refused.message.contains("the node is stopping"), "{refused}");
 }
