@@ -37,7 +37,7 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
                     let logical_block = block.unwrap_or(default);
                     let wanted = CreateDisk { name, volume, size, logical_block, policy, medium, limit };
                     let made = match thick {
-                        true => thick::create(&client, &wanted)?,
+                        true => thick::create(global, client, &wanted)?,
                         false => client.create_disk(&wanted)?,
                     };
                     print(global.output, &made, show)
