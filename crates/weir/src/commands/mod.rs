@@ -21,6 +21,7 @@ mod moved;
 mod node;
 pub mod profile;
 mod rotation;
+mod several;
 mod snapshot;
 mod status;
 mod thick;
