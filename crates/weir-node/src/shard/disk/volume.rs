@@ -1,5 +1,8 @@
 //! What a disk has to do with its volume: the way of its I/O, the volume's coordinator, and its space.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
 use tokio::sync::oneshot;
 use weir_block::{Nanos, Reactor, SharedFile};
 use weir_volume::lun::route_status::{Overdue, Reason, Reasons, RouteState, RouteStatus};
@@ -52,6 +55,7 @@ impl Disk {
         }
         let reasons = now.reasons.lasting();
         let before = self.route.replace((now.state, reasons));
+        self.handover.changed(before.map_or_else(Reasons::default, |(_, reasons)| reasons), reasons);
         if before.is_none_or(|before| before == (now.state, reasons)) {
             return None;
         }
@@ -67,7 +71,8 @@ impl Disk {
     /// The way of its I/O, of a disk of a shared volume.
     pub(super) fn route_status(&self, now: Nanos) -> Option<RouteStatus> {
         let route = self.look().lower().inner().route()?;
-        Some(RouteStatus { reasons: route.reasons.with(Reason::VolumeFull, self.lacks_space(now)), ..route })
+        let reasons = self.handover.explain(route.reasons, now);
+        Some(RouteStatus { reasons: reasons.with(Reason::VolumeFull, self.lacks_space(now)), ..route })
     }
 
     /// An event, if its volume has become full since the last call, or has space again.
@@ -184,6 +189,11 @@ impl Disk {
     pub fn redirect(&mut self, reactor: &mut Reactor, wanted: bool) {
         self.redirected = wanted;
         self.follow_wish(reactor);
+    }
+
+    /// Its volume may be moved by operators.
+    pub fn follow_handovers(&mut self, until: Arc<AtomicU64>) {
+        self.handover.follow(until);
     }
 
     /// A load that measures the LUN itself goes past the wish.
