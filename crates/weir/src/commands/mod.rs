@@ -6,6 +6,7 @@ mod cluster;
 mod compact;
 mod confirm;
 mod daemon;
+mod delete;
 mod demo;
 mod diagnose;
 mod disk;
