@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use weir_block::Nanos;
 use weir_volume::lun::route_status::{Reason, Reasons};
+
+/// In this time a node hears of an operator's wish.
+const HEARD: Duration = Duration::from_millis(500);
 
 /// What a disk knows of such a move.
 #[derive(Debug, Default)]
@@ -13,6 +17,10 @@ pub struct Handover {
     until: Arc<AtomicU64>,
     /// The value of `until` at the end of the last one: it accounts for no later lack.
     over: u64,
+    /// There was no coordinator at the last look.
+    lacks: bool,
+    /// Since when there is none, for no known reason.
+    since: Option<Nanos>,
 }
 
 impl Handover {
@@ -30,13 +38,18 @@ impl Handover {
         reasons.without(Reason::CoordinatorMoving).with(Reason::CoordinatorHandover, true)
     }
 
-    /// The disk's reasons were these `before`, and are these `now`.
-    pub fn changed(&mut self, before: Reasons, now: Reasons) {
-        let had_none = before.has(Reason::CoordinatorMoving) || before.has(Reason::CoordinatorHandover);
-        let has_none = now.has(Reason::CoordinatorMoving) || now.has(Reason::CoordinatorHandover);
-        if had_none && !has_none {
+    /// The disk's reasons are these now. Whether they are news for the operator: not a lack of a coordinator that has only begun, because
+    /// the coordinator may go before this node has heard of the wish.
+    pub fn is_news(&mut self, reasons: Reasons, now: Nanos) -> bool {
+        let lacks = reasons.has(Reason::CoordinatorMoving) || reasons.has(Reason::CoordinatorHandover);
+        if std::mem::replace(&mut self.lacks, lacks) && !lacks {
             self.over = self.until.load(Ordering::Relaxed);
         }
+        if !reasons.has(Reason::CoordinatorMoving) {
+            self.since = None;
+            return true;
+        }
+        now >= *self.since.get_or_insert(now) + HEARD
     }
 }
 
@@ -55,11 +68,20 @@ mod tests {
         assert_eq!(handover.explain(none, Nanos(5)), none, "the coordinator is still there");
         assert_eq!(handover.explain(moving, Nanos(99)), benign);
         assert_eq!(handover.explain(moving, Nanos(100)), moving, "it takes too long");
-        handover.changed(none, benign);
-        assert_eq!(handover.explain(moving, Nanos(6)), benign);
-        handover.changed(benign, none);
+        assert!(handover.is_news(benign, Nanos(6)) && handover.is_news(none, Nanos(7)));
         assert_eq!(handover.explain(moving, Nanos(7)), moving, "the next coordinator is lost");
         until.store(200, Ordering::Relaxed);
         assert_eq!(handover.explain(moving, Nanos(8)), benign, "another move");
+    }
+
+    #[test]
+    fn a_coordinator_may_go_before_the_wish_is_heard_of() {
+        let (mut handover, begun) = (Handover::default(), Nanos(1_000));
+        let (none, moving) = (Reasons::default(), Reasons::default().with(Reason::CoordinatorMoving, true));
+        assert!(handover.is_news(none, begun));
+        assert!(!handover.is_news(moving, begun) && !handover.is_news(moving, begun + HEARD / 2));
+        assert!(handover.is_news(moving, begun + HEARD));
+        assert!(handover.is_news(none, begun + HEARD * 2));
+        assert!(!handover.is_news(moving, begun + HEARD * 2), "another time");
     }
 }

@@ -46,16 +46,18 @@ fn recovery_failed(overdue: Overdue, volume: &str) -> String {
 impl Disk {
     /// Publishes the way of its I/O, and returns it, in words, if that is another one than at the last call; by itself nothing that the operator
     /// has to know at first.
-    pub fn new_route(&mut self, now: Nanos) -> Option<String> {
-        let now = self.route_status(now)?;
+    pub fn new_route(&mut self, at: Nanos) -> Option<String> {
+        let now = self.route_status(at)?;
         self.counters.publish_route(&now);
         // The way of a measurement is no news.
         if self.measures_lun() {
             return None;
         }
         let reasons = now.reasons.lasting();
+        if !self.handover.is_news(reasons, at) {
+            return None;
+        }
         let before = self.route.replace((now.state, reasons));
-        self.handover.changed(before.map_or_else(Reasons::default, |(_, reasons)| reasons), reasons);
         if before.is_none_or(|before| before == (now.state, reasons)) {
             return None;
         }
