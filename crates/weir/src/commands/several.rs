@@ -67,6 +67,7 @@ pub fn all_or_why<T>(
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
