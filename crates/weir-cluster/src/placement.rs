@@ -348,6 +348,7 @@ mod tests {
             fault_domain: domain.into(),
             media: Vec::new(),
             load: 0,
+            forwards: true,
         };
         nodes.iter().map(|(name, domain)| ((*name).to_owned(), record(name, domain))).collect()
     }

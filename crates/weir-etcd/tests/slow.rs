@@ -93,5 +93,6 @@ fn node() -> NodeRecord {
         fault_domain: "default".into(),
         media: Vec::new(),
         load: 0,
+        forwards: true,
     }
 }

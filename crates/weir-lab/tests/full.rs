@@ -155,6 +155,8 @@ enum Meanwhile {
     Killed,
     /// The disk moves.
     Moved,
+    /// An operator wants write-through, which has to wait for the log; and then the owner dies.
+    Converted,
 }
 
 fn writers_wait(policy: &str, meanwhile: &Meanwhile) {
@@ -197,7 +199,10 @@ fn writers_wait(policy: &str, meanwhile: &Meanwhile) {
         await_full(&pool.bench, DATA);
         await_stall(&pool.bench, &progress);
     }
-    if *meanwhile == Meanwhile::Killed {
+    if *meanwhile == Meanwhile::Converted {
+        keeps_its_copy(&pool.bench);
+    }
+    if matches!(meanwhile, Meanwhile::Killed | Meanwhile::Converted) {
         // The registry would not know yet who may take over.
         let owner = waiting.owner.unwrap();
         pool.crash(&owner);
@@ -244,6 +249,26 @@ fn writers_of_a_write_back_disk_wait_for_space() {
 fn what_a_log_has_acknowledged_on_a_full_volume_survives_its_owner() {
     let _turn = alone();
     writers_wait("write-back+1", &Meanwhile::Killed);
+}
+
+/// P1: what was acknowledged stays in as many copies, for as long as it cannot be destaged.
+#[test]
+fn a_disk_that_is_to_be_write_through_keeps_its_copy_until_its_log_is_drained() {
+    let _turn = alone();
+    writers_wait("write-back+1", &Meanwhile::Converted);
+}
+
+fn keeps_its_copy(bench: &Bench) {
+    let requested = bench.lab.any_client().unwrap().set_policy(DATA, "write-through").unwrap();
+    assert_eq!(requested.requested, "write-through");
+    let until = Nanos::now() + Duration::from_secs(5);
+    while Nanos::now() < until {
+        let view = view(bench, DATA);
+        let acknowledged = view.detail.as_ref().map(|detail| detail.acknowledged > detail.destaged);
+        assert_eq!((view.effective.as_str(), view.replicas.len()), ("write-back+1", 1), "{view:?}");
+        assert_eq!(acknowledged, Some(true), "{view:?}");
+        thread::sleep(Duration::from_millis(50));
+    }
 }
 
 /// For the maintenance of a node. Under write-back the log moves with what it has. Under write-through the writes at the backing cannot be left:

@@ -83,6 +83,11 @@ fn the_coordination_moves_by_command_under_load() {
         let owner = another(&[&first]);
         put_disk(&pool, owner);
         let client = pool.bench.lab.client(owner).unwrap();
+        // Nobody has to do anything about such a move, and the events of its disks say so.
+        let routes_with = |reason: &str| {
+            let events = client.events().unwrap().into_iter();
+            events.filter(|event| event.kind == "route" && event.text.contains(reason)).count()
+        };
         let load = pool.bench.load(new_history(seed), seed);
         let progress = load.progress();
         let (mut load, ()) = during(load, Duration::from_secs(1), || {
@@ -90,6 +95,7 @@ fn the_coordination_moves_by_command_under_load() {
             client.set_redirected("pool", redirected).unwrap();
             std::thread::sleep(Duration::from_millis(500));
             progress.take_longest_stall();
+            let moving = routes_with("coordinator-moving");
             // To a node without the disk, to its owner, and back.
             for to in [another(&[&first, owner]), owner, &first] {
                 let epoch = pool.lun(owner).epoch;
@@ -105,6 +111,8 @@ fn the_coordination_moves_by_command_under_load() {
                 let most = if redirected { Duration::from_secs(15) } else { Duration::from_secs(2) };
                 assert!(stall < most, "{stall:?}{}", pool.bench.logs());
             }
+            assert!(routes_with("coordinator-handover (benign)") > 0, "{:#?}", client.events());
+            assert_eq!(routes_with("coordinator-moving"), moving, "{:#?}", client.events());
         });
         pool.bench.judge(&mut load, seed);
         assert_eq!(pool.luns.fenced(), [""; 0]);

@@ -4,7 +4,7 @@
 mod common;
 mod support;
 
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 use std::thread;
 use std::time::Duration;
 
@@ -133,4 +133,43 @@ fn in_a_directory_it_has_all_of_its_space() {
     assert!(!status.success() && said.contains("does not fit: 4 GiB are needed"), "{said}");
     is_gone(&lab, "huge");
     drop(lab);
+}
+
+/// The disk is in the middle of being filled by way of `asked`, which is killed.
+fn killed_while_filling(lab: &mut Lab, mut command: Command, name: &str, asked: &str) -> Child {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let deadline = Nanos::now() + SOON;
+    while lab.client("n3").unwrap().disk(name).is_err() {
+        assert!(Nanos::now() < deadline && child.try_wait().unwrap().is_none());
+        thread::sleep(Duration::from_millis(2));
+    }
+    lab.kill(asked).unwrap();
+    child
+}
+
+#[test]
+fn the_end_of_the_node_that_is_asked_is_not_the_end_of_the_command() {
+    let _turn = alone();
+    let mut pool = LunBench::up_of(2048 * MIB, 3, "xfs", "write-through", |_| {});
+    let lab = &mut pool.bench.lab;
+    // The first that runs is asked.
+    let command = thick(lab, "thick", "512MiB");
+    let child = killed_while_filling(lab, command, "thick", "n1");
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&stderr);
+    assert!(status.success() && said.contains("going on with"), "{said}");
+    let view: DiskView = serde_json::from_slice(&stdout).unwrap();
+    assert_eq!((view.state.as_str(), view.size), ("closed", 512 * MIB));
+
+    // Whoever names one node is told at once that no other one is asked, and how to go on.
+    let mut command = thick(lab, "left", "512MiB");
+    command.args(["--node", "n2"]);
+    let child = killed_while_filling(lab, command, "left", "n2");
+    thread::sleep(Duration::from_secs(2));
+    let process = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(process, rustix::process::Signal::INT).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("knows no other node"), "{said}");
+    assert!(said.contains("interrupted") && said.contains("disk left is left"), "{said}");
 }

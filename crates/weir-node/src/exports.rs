@@ -14,9 +14,10 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use weir_block::{LayerInfo, Nanos};
+use weir_cluster::records::NodeRef;
 use weir_cluster::view::Seen;
 use weir_export::nbd::{AcceptedClient, Attach, Refused};
 use weir_identity::{Identity, OtherEnd};
@@ -30,7 +31,7 @@ use crate::operations::imports::not_imported;
 use crate::places::Places;
 use crate::shard::messages::Command;
 use crate::throttles::nbd_refused;
-use forward::{Forwards, owner_elsewhere, reason_to_go};
+use forward::{Forwards, owner_elsewhere, reason_to_go, takes_forwarded};
 pub use listen::listen;
 use relay::{Relays, may_follow};
 
@@ -42,6 +43,8 @@ pub struct Exports {
     forwards: Forwards,
     /// Connections over TLS, by their clients.
     places: Arc<Places>,
+    /// Owners that take no forwarded clients, of which the operator knows, by their disks.
+    not_taken: Mutex<BTreeMap<String, NodeRef>>,
 }
 
 /// Connections of one client over TLS at once, to all disks. Each costs two descriptors and buffers, and a hypervisor with the
@@ -55,7 +58,8 @@ impl Exports {
     /// The system has no thread or descriptors left.
     pub fn new(node: Arc<Node>, operations: Operations) -> io::Result<Exports> {
         let (forwards, places) = (Forwards::start()?, Places::new(MOST_OF_CLIENT));
-        Ok(Exports { node, operations, relays: Arc::default(), forwards, places })
+        let (relays, not_taken) = (Arc::default(), Mutex::default());
+        Ok(Exports { node, operations, relays, forwards, places, not_taken })
     }
 
     /// The node stops: its clients of other nodes' disks are disconnected, and go to other nodes.
@@ -68,7 +72,8 @@ impl Exports {
         let mut all = BTreeMap::new();
         if reason_to_go(&self.node, is_near).is_none() {
             self.node.records.for_each_disk(|record| {
-                if let Some(owner) = owner_elsewhere(&self.node, record) {
+                let owner = owner_elsewhere(&self.node, record);
+                if let Some(owner) = owner.filter(|owner| takes_forwarded(&self.node, owner)) {
                     all.insert(record.name.clone(), Some(owner.node));
                 }
             });
@@ -93,7 +98,8 @@ impl Exports {
         if may_follow(&record, &self.node.session.node_ref()) {
             return Some((info, record.owner.map_or_else(String::new, |owner| owner.node)));
         }
-        let owner = owner_elsewhere(&self.node, &record)?;
+        let owner =
+            owner_elsewhere(&self.node, &record).filter(|owner| takes_forwarded(&self.node, owner))?;
         reason_to_go(&self.node, is_near).is_none().then_some((info, owner.node))
     }
 
@@ -135,9 +141,10 @@ impl Exports {
             Some(owner) if lives(&owner) => {
                 let uris = self.node.uris_on(&owner.node, name).join(" or ");
                 let owned = format!("disk {name} is owned by node {} at {uris}", owner.node);
-                match reason_to_go(&self.node, is_near) {
-                    Some(why) => format!("{owned}; this node, {me}, {why}"),
-                    None => owned,
+                match (reason_to_go(&self.node, is_near), self.not_taken(name, is_near)) {
+                    (Some(why), _) => format!("{owned}; this node, {me}, {why}"),
+                    (None, Some((_, why))) => format!("{owned}; {why}"),
+                    (None, None) => owned,
                 }
             }
             Some(owner) => {
@@ -151,6 +158,28 @@ impl Exports {
 }
 
 impl Exports {
+    /// The other owner of a disk whose clients this node would forward, and why it does not: that one takes none.
+    fn not_taken(&self, disk: &str, is_near: bool) -> Option<(NodeRef, String)> {
+        let owner = owner_elsewhere(&self.node, &self.node.records.disk(disk)?)?;
+        if reason_to_go(&self.node, is_near).is_some() || takes_forwarded(&self.node, &owner) {
+            return None;
+        }
+        let why = format!("{} takes no forwarded clients: set nbd.forward alike on all nodes", owner.node);
+        Some((owner, why))
+    }
+
+    /// The operator hears of a client that is not forwarded to the owner of its disk, once for each owner: such a client comes again and
+    /// again.
+    fn tell_not_taken(&self, disk: &str, is_near: bool) {
+        let Some((owner, why)) = self.not_taken(disk, is_near) else { return };
+        let mut told = self.not_taken.lock().unwrap_or_else(PoisonError::into_inner);
+        told.retain(|disk, _| self.node.records.disks.now().exists(disk));
+        if told.insert(disk.to_owned(), owner.clone()) != Some(owner) {
+            tracing::warn!(disk, why, "a client is refused");
+            self.node.journal.tell("not-forwarded", disk, format!("a client is refused: {why}"));
+        }
+    }
+
     /// The reason why a disk is not served here, and the remedy, in words.
     #[must_use]
     pub fn why_not_here(&self, disk: &str) -> String {
@@ -206,7 +235,10 @@ impl Directory for Door {
                 let description = description(name, by.as_deref());
                 Ok(ExportInfo { name: name.to_owned(), description, layer })
             }
-            _ => Err(self.exports.elsewhere(name, self.is_near)),
+            _ => {
+                self.exports.tell_not_taken(name, self.is_near);
+                Err(self.exports.elsewhere(name, self.is_near))
+            }
         }
     }
 }
@@ -274,13 +306,15 @@ mod tests {
     use std::os::fd::AsFd;
     use std::os::unix::net::UnixStream;
 
-    use weir_cluster::records::{Record, keys};
+    use weir_cluster::events::Events;
+    use weir_cluster::membership::{NodeSession, SessionConfig};
+    use weir_cluster::records::{DiskRecord, NodeRecord, Record, keys};
     use weir_cluster::registry::Transaction;
     use weir_identity::{Grant, Key};
 
     use super::*;
     use crate::cluster::unix_seconds as now;
-    use crate::control::disk::tests::{disk_of_a, node};
+    use crate::control::disk::tests::{SOON, disk_of_a, node, record_of};
     use crate::identity::NodeIdentity;
     use crate::identity::tests::{authority, joined};
 
@@ -299,6 +333,46 @@ mod tests {
         let issued = authority.issue_client(&"guest".parse().unwrap(), &grant, &key, now(), 3600).unwrap();
         let exports = Exports { places: Places::new(2), ..Exports::new(node, operations).unwrap() };
         (exports, OtherEnd::read(&issued.chain[0]).unwrap())
+    }
+
+    /// The owner would refuse what this node brings, and its client would come again for ever without a reason.
+    #[tokio::test]
+    async fn a_client_is_refused_at_once_when_the_owner_takes_none_that_are_forwarded() {
+        let directory = tempfile::tempdir().unwrap();
+        let (exports, _) = exports(directory.path()).await;
+        let (node, exports) = (Arc::clone(&exports.node), Arc::new(exports));
+        let door = Door::new(&exports, false);
+        let refuses = NodeRecord { forwards: false, ..record_of("b") };
+        let config = SessionConfig::default();
+        let _b = NodeSession::start(node.registry.clone(), refuses, config.clone()).await.unwrap();
+        let _c = NodeSession::start(node.registry.clone(), record_of("c"), config).await.unwrap();
+        let of = async |owner: &str| {
+            let owned = NodeRef::new(owner, 1);
+            let entry = node.registry.get(&keys::disk("d")).await.unwrap().unwrap();
+            let before = DiskRecord::of(&entry).unwrap();
+            let next = DiskRecord { owner: Some(owned.clone()), epoch: before.epoch + 1, ..before };
+            node.registry.transact(next.replace(&entry)).await.unwrap();
+            let mut disks = node.records.disks.changes();
+            let is_owned = |disk: &DiskRecord| disk.owner.as_ref() == Some(&owned);
+            disks.wait_for(|known| known.get("d").is_some_and(is_owned)).await.unwrap();
+        };
+        node.records.nodes.changes().wait_for(|known| known.len() == 3).await.unwrap();
+        of("b").await;
+        for _ in 0..3 {
+            let Err(NotServed::Unavailable(why)) = door.lookup("d") else { panic!("it is offered") };
+            assert!(why.contains("; b takes no forwarded clients: set nbd.forward alike"), "{why}");
+        }
+        assert!(door.list().is_empty());
+        of("c").await;
+        assert!(door.lookup("d").is_ok());
+        assert_eq!(door.list().len(), 1);
+        let told = async || {
+            let events =
+                Events::new(node.registry.clone(), node.session.node_ref()).recent(100).await.unwrap();
+            events.into_iter().filter(|event| event.kind == "not-forwarded").count()
+        };
+        tokio::time::timeout(SOON, async { while told().await == 0 {} }).await.expect("no event");
+        assert_eq!(told().await, 1, "not for each client");
     }
 
     /// P10: each connection costs descriptors and buffers.
@@ -329,7 +403,7 @@ mod tests {
         let again = disk_of_a(&node, |record| record.id = 8).await;
         assert!(!exports.may_open(who, "d"), "another one has its name");
         let entry = node.registry.get(&keys::disk("d")).await.unwrap().unwrap();
-        let same = weir_cluster::records::DiskRecord { id: 7, ..again };
+        let same = DiskRecord { id: 7, ..again };
         node.registry.transact(same.replace(&entry)).await.unwrap();
         disks.wait_for(|known| known.get("d").is_some_and(|disk| disk.id == 7)).await.unwrap();
         assert!(exports.may_open(who, "d"));

@@ -244,6 +244,7 @@ pub async fn run_with(
         fault_domain: config.fault_domain.clone(),
         media: capacity::media(&config.resources, flash.as_deref(), &[]),
         load: 0,
+        forwards: config.nbd.forward,
     };
     let told = Mutex::new(Told::default());
     let waits = |reason: &str| {

@@ -177,6 +177,7 @@ impl Registry {
             fault_domain: self.racks.map_or_else(|| name(process.node), rack),
             media: flash.map(|_| space).into_iter().collect(),
             load: 0,
+            forwards: true,
         }
     }
 

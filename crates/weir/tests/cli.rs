@@ -81,6 +81,8 @@ fn every_command_ends_with_the_documented_code() {
         ("disk", 2, "subcommand"),
         ("disk create", 2, "NAME"),
         ("disk clone d@s a b a --api none.sock", 2, "a is named twice"),
+        ("disk clone d@s a/b c .d --api none.sock", 2, "2 of 3 names cannot be used: a/b, .d"),
+        ("disk delete a b a --yes --api none.sock", 2, "a is named twice"),
         ("disk clone d a b --api none.sock", 2, "weir snapshot create d@NAME"),
         ("disk clone d@s a b --copy --api none.sock", 2, "one clone"),
         ("status --frob", 2, "--frob"),
@@ -207,6 +209,7 @@ fn a_session_with_a_lab() {
     tables_fit_80_columns(&place);
     events_are_followed(&place);
     assert!(place.fails("disk delete db", 4).contains("--yes"));
+    several_disks_are_deleted_at_once(&place);
     a_delete_is_confirmed_on_a_terminal(&place);
     assert!(place.ok("disk delete db --dry-run").contains("would delete"));
     place.ok("disk delete db --yes");
@@ -350,6 +353,23 @@ fn events_are_followed(place: &Place) {
     let ended = await_some("the end of events", || head.try_wait().unwrap());
     assert!(ended.success());
     place.ok("disk delete noticed --yes");
+}
+
+/// None is deleted if one cannot be.
+fn several_disks_are_deleted_at_once(place: &Place) {
+    for name in ["many1", "many2"] {
+        place.ok(&format!("disk create {name} --volume pool --size 1MiB --policy write-through"));
+    }
+    let said = place.fails("disk delete many1 nowhere many2 elsewhere --yes", 3);
+    assert!(said.contains("2 of 4 disks cannot be deleted, so none is: nowhere, elsewhere"), "{said}");
+    let would = place.json("disk delete many1 many2 --dry-run");
+    assert_shape(&would, "weir.deleted-disks/1");
+    assert!(would["deleted"].as_array().unwrap().iter().all(|one| one["done"] == false), "{would}");
+    place.ok("disk show many1");
+    let said = place.ok("disk delete many2 many1 --yes");
+    let disks: Vec<&str> = said.lines().map(|line| line.split(':').next().unwrap()).collect();
+    assert_eq!(disks, ["deleted disk many2", "deleted disk many1"], "{said}");
+    assert!(place.fails("disk show many1", 3).contains("many1"));
 }
 
 fn a_delete_is_confirmed_on_a_terminal(place: &Place) {

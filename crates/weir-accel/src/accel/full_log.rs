@@ -97,14 +97,13 @@ impl<L: Destage> Accel<L> {
     pub(super) fn full_log_reason(&self) -> String {
         let why = self.destager.error().map_or_else(String::new, |error| format!(": {error}"));
         let (wait, dirty) = (self.room_wait(), self.dirty.bytes());
+        // In write-through nobody has got an answer for what is there.
+        let bytes = if self.owner.configuration().write_back { "acknowledged bytes" } else { "bytes" };
         if wait.is_zero() {
-            return format!(
-                "destage has stopped{why}; writes get an error, {dirty} acknowledged bytes stay in the log"
-            );
+            return format!("destage has stopped{why}; writes get an error, {dirty} {bytes} stay in the log");
         }
         format!(
-            "the write log is full and has freed nothing for {wait:?}{why}; writes get an error, {dirty} acknowledged bytes stay in \
-             the log"
+            "the write log is full and has freed nothing for {wait:?}{why}; writes get an error, {dirty} {bytes} stay in the log"
         )
     }
 

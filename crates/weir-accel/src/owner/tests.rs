@@ -101,6 +101,21 @@ fn what_was_inherited_is_drained_before_write_through_is_asked_for() {
     assert_eq!(case.proposals(), [(vec![], false)]);
 }
 
+/// P1: a backing that takes nothing must not cost a copy.
+#[test]
+fn a_replica_stays_until_what_was_acknowledged_is_drained() {
+    let mut case = Case::replicated(4);
+    assert_eq!(case.acknowledged(), 4);
+    case.step(Event::PolicyRequested(None));
+    case.step(Event::Destaged(3));
+    for _ in 0..3 {
+        case.step(Event::Tick);
+    }
+    assert_eq!(case.proposals(), [], "4 is only in the logs");
+    case.step(Event::Destaged(4));
+    assert_eq!(case.proposals(), [(vec![], false)]);
+}
+
 #[test]
 fn what_a_replica_may_lack_is_not_seen_before_the_replica_is_out_of_the_set() {
     let mut case = Case::new(configuration(3, &["c"], true, Some(2)), 5, 9, true);

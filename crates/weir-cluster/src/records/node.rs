@@ -110,6 +110,13 @@ pub struct NodeRecord {
     /// current moment, and placement would chase it.
     #[serde(default)]
     pub load: u64,
+    /// It takes the clients of its disks that other nodes forward, and forwards its own. An older version does not say; it does.
+    #[serde(default = "yes", skip_serializing_if = "Clone::clone")]
+    pub forwards: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 /// A node's space on one medium.
@@ -472,6 +479,17 @@ mod tests {
         assert_eq!((old.media.as_slice(), old.load, old.nbd_tls), (&[][..], 0, None));
         assert_eq!(NodeRecord { nbd_tls: None, ..old.clone() }.encode(), old.encode());
         assert!(old.has_room(Medium::Ram) && !old.offers(Medium::Flash) && !old.has_room(Medium::Flash));
+    }
+
+    /// An earlier version reads what this one writes, and the other way round.
+    #[test]
+    fn a_node_forwards_unless_its_record_says_that_it_does_not() {
+        let old = NodeRecord::decode(BEFORE_MEDIA.as_bytes()).unwrap();
+        let text = |record: &NodeRecord| String::from_utf8(record.encode()).unwrap();
+        assert!(old.forwards && !text(&old).contains("forwards"), "{}", text(&old));
+        let refuses = NodeRecord { forwards: false, ..old };
+        assert!(text(&refuses).contains(r#""forwards":false"#), "{}", text(&refuses));
+        assert_eq!(NodeRecord::decode(&refuses.encode()).unwrap(), refuses);
     }
 
     /// As an earlier Weir writes it, and as this one does.

@@ -69,5 +69,6 @@ pub fn node(name: &str, incarnation: u64) -> NodeRecord {
         fault_domain: "rack-1".into(),
         media: Vec::new(),
         load: 0,
+        forwards: true,
     }
 }

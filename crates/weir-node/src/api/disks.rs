@@ -426,3 +426,11 @@ pub struct Deleted {
     /// False for a dry run.
     pub done: bool,
 }
+
+/// The answers of several deletions that one command asked for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(tag = "schema", rename = "weir.deleted-disks/1")]
+pub struct DeletedDisks {
+    /// In the order of the command.
+    pub deleted: Vec<Deleted>,
+}

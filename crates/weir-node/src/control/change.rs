@@ -221,6 +221,7 @@ mod tests {
             fault_domain: "default".into(),
             media: Vec::new(),
             load: 0,
+            forwards: true,
         };
         let session = NodeSession::start(registry.clone(), node, SessionConfig::default()).await.unwrap();
         let disk =

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
@@ -29,6 +29,10 @@ pub struct VolumeState {
     pub refusals: u64,
     /// All I/O goes through the coordinator's filesystem. Shared with shards, so that whatever order messages arrive in, a disk follows the last word.
     pub redirected: Arc<AtomicBool>,
+    /// Until when an operator's move of the coordination accounts for the lack of a coordinator, in nanoseconds. Shared with shards, as above.
+    pub handover: Arc<AtomicU64>,
+    /// The epoch in which an operator last wanted that.
+    pub wish: Option<u64>,
     /// This node opens its path to the LUN for disks that have none; one attempt at a time, as the LUN may not answer (P10).
     pub opens_path: Arc<AtomicBool>,
     /// How this node keeps others from the LUN; absent while it does not reach the LUN.
@@ -52,6 +56,8 @@ impl Default for VolumeState {
             mounted: None,
             refusals: 0,
             redirected: Arc::default(),
+            handover: Arc::default(),
+            wish: None,
             opens_path: Arc::default(),
             tier: None,
             fencing: None,

@@ -251,6 +251,7 @@ mod tests {
             flash: node.flash,
             media: Vec::new(),
             load: 0,
+            forwards: true,
         };
         nodes.iter().map(|node| (node.node.clone(), record(node))).collect()
     }

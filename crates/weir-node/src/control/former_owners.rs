@@ -7,6 +7,8 @@
 //!
 //! The right of the former owner has ended *before* its fence begins: until then it may begin new I/O.
 
+use std::time::Duration;
+
 use weir_block::Nanos;
 use weir_cluster::records::NodeRef;
 use weir_volume::lun::fence_command::Target;
@@ -14,6 +16,10 @@ use weir_volume::lun::fencing::{Fencing, Tier};
 
 use super::node::Node;
 use super::owner_fences::process;
+
+/// Pause before a fence. The rights of one owner's disks end within milliseconds of each other, and a fence counts only for those that have
+/// ended before it: without the pause, the second disk would need a second one. A disk waits for this once, and much longer for its takeover.
+const GATHERS: Duration = Duration::from_millis(200);
 
 /// How this node keeps others from the LUN of `volume`, if it can without an operator.
 #[must_use]
@@ -47,6 +53,7 @@ pub async fn fence(
     if begun.is_some_and(|begun| begun >= over) {
         return Ok(());
     }
+    weir_task::sleep(GATHERS).await;
     if is_there(node, former) {
         return Err(format!("node {} is there again", former.node));
     }
@@ -62,4 +69,52 @@ pub async fn fence(
     );
     node.journal.tell("node-fenced", volume, text);
     Ok(())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::path::Path;
+
+    use weir_volume::lun::fence_command::FenceCommand;
+    use weir_volume::lun::heartbeat::VolumeId;
+    use weir_volume::lun::reservations::{Key, Reservations};
+
+    use super::*;
+    use crate::control::disk::tests::{SOON, node};
+
+    /// Fences by a command that writes a line for each.
+    fn by_command(directory: &Path, node: &Node) -> Fencing {
+        let (program, lun) = (directory.join("fence"), directory.join("lun"));
+        let script = format!("#!/bin/sh\necho \"$2\" >>{}\n", directory.join("fences").display());
+        std::fs::write(&program, script).unwrap();
+        std::fs::set_permissions(&program, PermissionsExt::from_mode(0o755)).unwrap();
+        let (id, own) = (VolumeId([1; 16]), process(&node.session.node_ref()));
+        let lock = directory.join("lock");
+        let command =
+            FenceCommand { program: Some(program), limit: SOON, volume: "v".into(), lun: lun.clone(), lock };
+        let reservations = Reservations { is_on: false, lun, key: Key::new(id, own), wait: Duration::ZERO };
+        Fencing::new(id, own, reservations, command)
+    }
+
+    #[tokio::test]
+    async fn one_fence_is_enough_for_disks_whose_rights_end_at_about_the_same_time() {
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        let fencing = by_command(directory.path(), &node);
+        node.coordinators.update("v", |state| state.fencing = Some(fencing));
+        let former = NodeRef::new("b", 1);
+        let fence = || fence(&node, "v", (&former, Nanos::now()), 7, || false);
+        let later = async {
+            weir_task::sleep(GATHERS / 10).await;
+            fence().await
+        };
+        let (first, second) = tokio::join!(fence(), later);
+        assert_eq!((first, second), (Ok(()), Ok(())));
+        let fences = || std::fs::read_to_string(directory.path().join("fences")).unwrap();
+        assert_eq!(fences(), "b\n", "one for both disks");
+        fence().await.unwrap();
+        assert_eq!(fences(), "b\nb\n", "it has had a right since, and another one has to end that");
+    }
 }

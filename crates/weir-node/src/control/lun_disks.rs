@@ -37,6 +37,8 @@ async fn try_connect(node: &Arc<Node>, disk: &str) -> Result<(), String> {
     }
     let wanted = Arc::clone(&state.redirected);
     node.shards.send(disk, Command::Redirect { disk: disk.to_owned(), wanted }).await;
+    let until = node.coordinators.get(&record.volume).handover;
+    node.shards.send(disk, Command::Handovers { disk: disk.to_owned(), until }).await;
     if state.mounted.is_some() {
         serve(node, &record).await?;
         node.shards.send(disk, Command::CoordinatorHere { disk: disk.to_owned() }).await;

@@ -33,6 +33,8 @@ const LOOK_AGAIN: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_secs(1);
 /// Longest wait until a key is taken back.
 const LEAVE: Duration = Duration::from_secs(5);
+/// Longest time for which an operator's move accounts for the lack of a coordinator: it unmounts, another one listens, and mounts.
+const HANDOVER: Duration = Duration::from_secs(30);
 /// Pauses before another proposal: after a refusal, and when there was no answer.
 const REFUSED: Duration = Duration::from_millis(100);
 const UNANSWERED: Duration = Duration::from_secs(1);
@@ -122,8 +124,15 @@ fn seen(volume: &VolumeRecord, records: &View<CoordinatorRecord>) -> Seen<Coordi
     records.now().seen(short(&keys::coordinator(volume.id), keys::COORDINATORS))
 }
 
-/// The disks that are open here follow another coordinator.
+/// The disks that are open here follow another coordinator, and know of a move by an operator, for which the coordinator is about to go.
 fn show_coordinator(node: &Arc<Node>, volume: &VolumeRecord, record: &CoordinatorRecord) {
+    let wish = record.next.is_some().then_some(record.epoch);
+    if wish.is_some() && node.coordinators.get(&volume.name).wish != wish {
+        node.coordinators.update(&volume.name, |state| {
+            state.wish = wish;
+            state.handover.store((Nanos::now() + HANDOVER).0, Ordering::Relaxed);
+        });
+    }
     let (name, coordinator) = (volume.name.clone(), record.coordinator.clone());
     if node.coordinators.get(&name).coordinator != coordinator {
         node.coordinators.update(&name, |state| state.coordinator = coordinator);

@@ -149,6 +149,11 @@ pub fn owner_elsewhere(node: &Node, record: &DiskRecord) -> Option<NodeRef> {
     (is_there && record.importing == 0).then_some(owner)
 }
 
+/// Whether an owner takes clients that other nodes forward, as its record says: its nodes may be set differently.
+pub fn takes_forwarded(node: &Node, owner: &NodeRef) -> bool {
+    node.records.nodes.now().get(&owner.node).is_none_or(|record| record.forwards)
+}
+
 /// Why this node forwards nobody at present, as what follows its name. A client at its Unix socket (`is_near`) is on this host, and can
 /// go nowhere else before the node stops.
 pub fn reason_to_go(node: &Node, is_near: bool) -> Option<&'static str> {
@@ -242,6 +247,10 @@ impl Opened {
                 return Err(io::Error::other(format!("this node {why}")));
             }
             let error = match owner_elsewhere(&self.node, &record) {
+                // The disk has moved since the handshake. The next one says why.
+                Some(owner) if !takes_forwarded(&self.node, &owner) => {
+                    return Err(io::Error::other(format!("{owner} has nbd.forward = false")));
+                }
                 Some(owner) => match timeout(self.node.config.peers.deadline.0, self.connect(&owner)).await {
                     Ok(Ok(upstream)) => return Ok(Reached::There(owner, upstream)),
                     Ok(Err(error)) => error,

@@ -1,5 +1,6 @@
 //! One disk on its owner: export, accelerator and backing, driven together.
 
+mod handover;
 mod volume;
 
 use std::sync::Arc;
@@ -15,6 +16,8 @@ use weir_load::{Summary, Workload};
 use weir_profile::Profile;
 use weir_volume::lun::route_status::{Reasons, RouteState};
 use weir_volume::{Backing, BackingKind, BackingOptions};
+
+use handover::Handover;
 
 use super::barrier::BarrierSlot;
 use super::counters::DiskCounters;
@@ -69,6 +72,7 @@ pub struct Disk {
     counters: Arc<DiskCounters>,
     /// The way of its I/O, of a disk of a shared volume.
     route: Option<(RouteState, Reasons)>,
+    handover: Handover,
     /// All its I/O is to go through its volume's coordinator.
     redirected: bool,
     /// Who waits until it holds nothing of a LUN, by number; and the last number.
@@ -162,6 +166,7 @@ impl Disk {
             activity: 0,
             counters: Arc::default(),
             route: None,
+            handover: Handover::default(),
             redirected: false,
             dropping: Vec::new(),
             last_drop: 0,

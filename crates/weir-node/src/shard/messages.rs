@@ -217,6 +217,8 @@ pub enum Command {
     Path { disk: String, lun: SharedFile },
     /// Whether an operator wants all I/O of an open disk to go through its volume's coordinator; read when this arrives.
     Redirect { disk: String, wanted: Arc<AtomicBool> },
+    /// Until when an operator's move of the volume's coordination accounts for the lack of a coordinator, in nanoseconds.
+    Handovers { disk: String, until: Arc<AtomicU64> },
     /// A connection to the coordinator of an open disk's volume is there.
     CoordinatorConnected { disk: String, stream: Stream },
     /// This node coordinates the volume of an open disk, and serves it.

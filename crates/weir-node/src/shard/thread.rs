@@ -461,6 +461,11 @@ impl Turning {
                     self.disks[slot].redirect(&mut self.reactor, wanted);
                 }
             }
+            Command::Handovers { disk, until } => {
+                if let Some(one) = self.find(&disk) {
+                    one.follow_handovers(until);
+                }
+            }
             Command::CoordinatorConnected { disk, stream } => {
                 self.connect(&disk, CoordinatorWay::Remote(stream));
             }

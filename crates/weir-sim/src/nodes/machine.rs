@@ -323,6 +323,7 @@ impl Cluster {
             fault_domain: name(number),
             media: capacity::media(&config.resources, None, &[]),
             load: 0,
+            forwards: config.nbd.forward,
         };
         let life = Life {
             config,

@@ -45,6 +45,8 @@ pub enum Reason {
     Fenced,
     /// Nobody coordinates the volume, or its coordinator cannot be reached.
     CoordinatorMoving,
+    /// The same, while an operator moves its coordination to another node.
+    CoordinatorHandover,
     /// The volume's coordinator owes answers, and has given none for a while: its LUN hangs, or its process.
     CoordinatorSilent,
     /// One of these two has lasted for longer than the operator allows: requests that need a coordinator fail.
@@ -55,13 +57,14 @@ pub enum Reason {
 
 impl Reason {
     /// All reasons.
-    pub const ALL: [Reason; 9] = [
+    pub const ALL: [Reason; 10] = [
         Reason::UserRequest,
         Reason::UnallocatedExtent,
         Reason::SharedExtent,
         Reason::NoDiskConnectivity,
         Reason::Fenced,
         Reason::CoordinatorMoving,
+        Reason::CoordinatorHandover,
         Reason::CoordinatorSilent,
         Reason::RecoveryFailed,
         Reason::VolumeFull,
@@ -77,6 +80,7 @@ impl Reason {
             Reason::NoDiskConnectivity => "no-disk-connectivity",
             Reason::Fenced => "fenced",
             Reason::CoordinatorMoving => "coordinator-moving",
+            Reason::CoordinatorHandover => "coordinator-handover",
             Reason::CoordinatorSilent => "coordinator-silent",
             Reason::RecoveryFailed => "recovery-failed",
             Reason::VolumeFull => "volume-full",
@@ -86,7 +90,13 @@ impl Reason {
     /// It is as it should be: nobody has to do anything.
     #[must_use]
     pub const fn is_benign(self) -> bool {
-        matches!(self, Reason::UserRequest | Reason::UnallocatedExtent | Reason::SharedExtent)
+        matches!(
+            self,
+            Reason::UserRequest
+                | Reason::UnallocatedExtent
+                | Reason::SharedExtent
+                | Reason::CoordinatorHandover
+        )
     }
 }
 
@@ -110,6 +120,18 @@ impl Reasons {
         if holds { Reasons(self.0 | 1 << reason as u8) } else { self }
     }
 
+    /// Without one of them.
+    #[must_use]
+    pub const fn without(self, reason: Reason) -> Reasons {
+        Reasons(self.0 & !(1 << reason as u8))
+    }
+
+    /// Whether one of them holds.
+    #[must_use]
+    pub const fn has(self, reason: Reason) -> bool {
+        self.0 & 1 << reason as u8 != 0
+    }
+
     /// Without those that come and go with single requests.
     #[must_use]
     pub const fn lasting(self) -> Reasons {
@@ -131,7 +153,7 @@ impl Reasons {
 
     /// All of them.
     pub fn iter(self) -> impl Iterator<Item = Reason> {
-        Reason::ALL.into_iter().filter(move |reason| self.0 & 1 << *reason as u8 != 0)
+        Reason::ALL.into_iter().filter(move |reason| self.has(*reason))
     }
 }
 
@@ -174,6 +196,7 @@ mod tests {
         let all = Reason::ALL.into_iter().fold(Reasons::default(), |set, reason| set.with(reason, true));
         assert_eq!(all.iter().count(), Reason::ALL.len());
         let benign: Vec<&str> = all.iter().filter(|one| one.is_benign()).map(Reason::name).collect();
-        assert_eq!(benign, ["user-request", "unallocated-extent", "shared-extent"]);
+        assert_eq!(benign, ["user-request", "unallocated-extent", "shared-extent", "coordinator-handover"]);
+        assert!(!all.without(Reason::Fenced).has(Reason::Fenced) && all.has(Reason::Fenced));
     }
 }

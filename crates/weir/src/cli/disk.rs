@@ -186,13 +186,15 @@ pub enum DiskCommand {
         #[arg(long)]
         dry_run: bool,
     },
-    /// Delete a disk and everything on it. An export of an NBD server keeps its content.
+    /// Delete disks and everything on them. An export of an NBD server keeps its content.
     ///
-    /// On a terminal it asks for the name to be typed again; elsewhere it needs --yes.
+    /// On a terminal it asks for the name to be typed again, once for all; elsewhere it needs --yes. Of several disks none is deleted if one
+    /// is not there, or is in use.
+    #[command(after_long_help = "Examples:\n  weir disk delete db\n  weir disk delete vm{1..200} --dry-run")]
     Delete {
-        /// Its name.
-        #[arg(add = completion::disks())]
-        name: String,
+        /// The disk's name. Several are checked before the first is deleted; `--output json` lists them.
+        #[arg(value_name = "NAME", required = true, add = completion::disks())]
+        names: Vec<String>,
         /// Only say what would be deleted.
         #[arg(long)]
         dry_run: bool,

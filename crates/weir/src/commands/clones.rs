@@ -1,6 +1,5 @@
 //! `weir disk clone` of one snapshot into several disks.
 
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -11,6 +10,7 @@ use weir_node::api::{CloneDisk, DiskView, LookAtLayout, Sharing};
 use weir_node::units::count;
 
 use super::compact;
+use super::several::{all_or_why, ask_each, check_names};
 use crate::cli::CloneSource;
 use crate::cluster::any_node;
 use crate::failure::Failure;
@@ -24,15 +24,12 @@ const AT_ONCE: usize = 4;
 /// Shortest time between two lines of progress.
 const LINE_EVERY: Duration = Duration::from_secs(1);
 
-/// Refuses names that stand twice, and clones of a disk at several points in time.
+/// Refuses names that stand twice or are none, and clones of a disk at several points in time.
 ///
 /// # Errors
 /// A usage error.
 pub fn check(source: &CloneSource, names: &[String]) -> Result<(), Failure> {
-    let mut seen = BTreeSet::new();
-    if let Some(twice) = names.iter().find(|name| !seen.insert(*name)) {
-        return Err(Failure::usage(format!("{twice} is named twice")));
-    }
+    check_names(names)?;
     if names.len() > 1 && source.snapshot.is_none() {
         let message = format!("several clones begin as one snapshot, and {} is a disk", source.disk);
         let hint = format!("`weir snapshot create {0}@NAME`, and clone {0}@NAME", source.disk);
@@ -44,7 +41,7 @@ pub fn check(source: &CloneSource, names: &[String]) -> Result<(), Failure> {
 /// Says whether a clone can be made for each name, and how long they would take.
 ///
 /// # Errors
-/// One of them cannot be made.
+/// Some cannot be made: all of them are named.
 pub fn plan(
     global: &Global,
     source: &CloneSource,
@@ -52,12 +49,13 @@ pub fn plan(
     wanted: &CloneDisk,
 ) -> Result<(), Failure> {
     let client = any_node(global)?;
-    let look = |name: &String| {
-        let clone = CloneDisk { name: name.clone(), ..wanted.clone() };
+    let look = |name: &str| {
+        let clone = CloneDisk { name: name.to_owned(), ..wanted.clone() };
         let look = LookAtLayout { snapshot: source.snapshot.clone(), before: Some(Sharing::Clone(clone)) };
         client.layout(&source.disk, &look).map_err(Failure::from)
     };
-    let layouts = names.iter().map(look).collect::<Result<Vec<_>, Failure>>()?;
+    let (layouts, all) = all_or_why(names, "clone", "cannot be made", ask_each(names, look)?);
+    all?;
     let Some(mut layout) = layouts.into_iter().next() else { return Ok(()) };
     layout.share_seconds = layout.share_seconds.map(|seconds| seconds * names.len() as f64);
     let from = source.snapshot.iter().fold(source.disk.clone(), |disk, one| format!("{disk}@{one}"));
@@ -107,26 +105,5 @@ pub fn make(
             }
         });
     });
-    Ok(sorted(names, made.into_inner().unwrap_or_else(PoisonError::into_inner)))
-}
-
-type Made<'a> = (&'a String, Result<DiskView, Failure>);
-
-/// Those that were made, and whether that is all of them.
-fn sorted(names: &[String], mut made: Vec<Made<'_>>) -> (Vec<DiskView>, Result<(), Failure>) {
-    // In the order of the command.
-    made.sort_by_key(|(name, _)| names.iter().position(|one| one == *name));
-    let (mut disks, mut failed) = (Vec::new(), Vec::new());
-    for (name, one) in made {
-        match one {
-            Ok(disk) => disks.push(disk),
-            Err(failure) => failed.push((name, failure)),
-        }
-    }
-    let (missing, all) = (failed.len(), count(names.len() as u64, "clone"));
-    let which: Vec<&str> = failed.iter().map(|(name, _)| name.as_str()).collect();
-    let which = which.join(", ");
-    let Some((name, failure)) = failed.into_iter().next() else { return (disks, Ok(())) };
-    let why = failure.message.clone();
-    (disks, Err(failure.said(format!("{missing} of {all} not made: {which}. The first, {name}: {why}"))))
+    Ok(all_or_why(names, "clone", "not made", made.into_inner().unwrap_or_else(PoisonError::into_inner)))
 }

@@ -1,27 +1,21 @@
 //! `weir disk`
 
-use std::sync::mpsc::{self, RecvTimeoutError};
-use std::thread;
 use std::time::Duration;
 
 use weir_block::size::Size;
 use weir_node::api::{
-    AdoptExport, CloneDisk, CreateDisk, Delete, Deleted, DiskView, Disks, Export, Moved, VolumeView,
+    AdoptExport, CloneDisk, CreateDisk, Delete, DiskView, Disks, Export, Moved, VolumeView,
 };
 use weir_node::shard::messages::{DiskStatus, LimitDelays, RouteReason, RouteView};
 use weir_node::units::{Period, about, count};
 use weir_report::format;
 
-use super::confirm::confirm;
-use super::{clones, compact, thick};
+use super::{clones, compact, delete, thick};
 use crate::cli::DiskCommand;
 use crate::cluster::any_node;
 use crate::failure::Failure;
 use crate::options::Global;
-use crate::output::{list, note, print, table};
-
-/// After so long, a deletion says what it waits for.
-const SAYS_WHY: Duration = Duration::from_secs(3);
+use crate::output::{list, print, table};
 
 /// Executes a `weir disk` command.
 pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
@@ -37,7 +31,7 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
                     let logical_block = block.unwrap_or(default);
                     let wanted = CreateDisk { name, volume, size, logical_block, policy, medium, limit };
                     let made = match thick {
-                        true => thick::create(&client, &wanted)?,
+                        true => thick::create(global, client, &wanted)?,
                         false => client.create_disk(&wanted)?,
                     };
                     print(global.output, &made, show)
@@ -118,43 +112,11 @@ pub fn run(global: &Global, command: DiskCommand) -> Result<(), Failure> {
             print(global.output, &any_node(global)?.resize(&name, size.0)?, show)
         }
         DiskCommand::Compact { name, dry_run } => compact::run(global, &name, dry_run),
-        DiskCommand::Delete { name, dry_run, yes, force, discard } => {
+        DiskCommand::Delete { names, dry_run, yes, force, discard } => {
             let wanted = Delete { force, discard, dry_run, ..Delete::default() };
-            delete(global, &name, &wanted, yes)
+            delete::run(global, &names, &wanted, yes)
         }
     }
-}
-
-fn delete(global: &Global, name: &str, wanted: &Delete, yes: bool) -> Result<(), Failure> {
-    let client = any_node(global)?;
-    if !wanted.dry_run && !yes {
-        let would = client.delete(name, &Delete { dry_run: true, ..wanted.clone() })?;
-        confirm(&sentence(&would), name)?;
-    }
-    print(global.output, &patiently(name, wanted, || client.delete(name, wanted))?, sentence)
-}
-
-/// Says what a deletion waits for, if it takes long.
-fn patiently<T>(name: &str, wanted: &Delete, work: impl FnOnce() -> T) -> T {
-    let (done, waiting) = mpsc::channel::<()>();
-    thread::scope(|scope| {
-        scope.spawn(move || {
-            if waiting.recv_timeout(SAYS_WHY) == Err(RecvTimeoutError::Timeout) {
-                let why = match (wanted.discard, wanted.force) {
-                    (true, _) => "it waits for requests that its storage has not answered",
-                    (_, true) => {
-                        "its storage is slow to answer. An export or a block device is destaged first, if the disk is open, unless --discard is \
-                         given"
-                    }
-                    _ => "it is destaged first, as far as its storage takes that",
-                };
-                note(&format!("disk {name} is not deleted yet: {why} (`weir disk show {name}`)"));
-            }
-        });
-        let result = work();
-        drop(done);
-        result
-    })
 }
 
 fn moved(moved: &Moved) -> String {
@@ -174,29 +136,6 @@ fn moved(moved: &Moved) -> String {
 
 fn of_kind(volumes: &[VolumeView], name: &str, kind: &str) -> bool {
     volumes.iter().any(|volume| volume.name == name && volume.kind == kind)
-}
-
-fn sentence(deleted: &Deleted) -> String {
-    let verb = if deleted.done { "deleted" } else { "would delete" };
-    let lost = match (deleted.lost.as_str(), deleted.done) {
-        ("", _) => String::new(),
-        (lost, true) => format!("\nlost: {lost}"),
-        (lost, false) => format!("\nthis would lose {lost}"),
-    };
-    let connected = match (deleted.connected.as_str(), deleted.done) {
-        ("", _) | (_, true) => String::new(),
-        (connected, false) => format!("\n{connected}"),
-    };
-    let lost = lost + &connected;
-    let path = deleted.path.display();
-    if deleted.stays {
-        return format!("{verb} disk {}; {path} stays as it is{lost}", deleted.disk);
-    }
-    let size = match deleted.allocated {
-        Some(bytes) => format!("{} in use", about(bytes)),
-        None => "which is not there, or does not answer".to_owned(),
-    };
-    format!("{verb} disk {}: {path}, {size}{lost}", deleted.disk)
 }
 
 fn clients(detail: &DiskStatus) -> String {
@@ -253,10 +192,14 @@ fn policies(disk: &DiskView) -> String {
     list(&[("requested", disk.requested.clone()), ("effective", effective.to_owned()), ("warning", warning)])
 }
 
-/// The disk's size, and its allocated space if known.
+/// The disk's size, and its allocated space if known: less for a thin disk that is not full.
 fn sizes(disk: &DiskView) -> String {
-    let allocated = disk.allocated.map(|bytes| format!(", {} allocated", about(bytes)));
-    format!("{} ({} bytes{})", about(disk.size), disk.size, allocated.unwrap_or_default())
+    let allocated = match disk.allocated {
+        Some(bytes) if bytes >= disk.size => ", all allocated".to_owned(),
+        Some(bytes) => format!(", thin: {} allocated", about(bytes)),
+        None => String::new(),
+    };
+    format!("{} ({} bytes{allocated})", about(disk.size), disk.size)
 }
 
 /// Everything about one disk.
@@ -329,6 +272,18 @@ fn route(route: &RouteView) -> Vec<(&'static str, String)> {
     vec![("route", way(route)), ("by route", counts)]
 }
 
+/// The time until everything is destaged, or why that is unknown.
+pub fn clean_in(detail: &DiskStatus) -> Result<Period, &'static str> {
+    match detail.destage.time_to_clean_ms {
+        Some(ms) => Ok(Period(Duration::from_millis(ms))),
+        // The rate is that of whole checkpoints: an import fills a new disk before the first one is complete.
+        None if detail.reason.is_empty() && detail.destage.checkpoint_age_ms.is_none() => {
+            Err("its first checkpoint is not complete")
+        }
+        None => Err("the storage accepts no writes"),
+    }
+}
+
 fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
     let DiskStatus { appended, replicated, acknowledged, destaged, freed, .. } = detail;
     let destage = &detail.destage;
@@ -360,7 +315,10 @@ fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
         ("dirty", about(detail.dirty_bytes)),
         ("write log", of(detail.log_used_bytes, detail.log_bytes)),
         ("oldest dirty", time(destage.oldest_dirty_ms, "nothing is dirty")),
-        ("time to clean", time(destage.time_to_clean_ms, "unknown: the storage accepts no writes")),
+        (
+            "time to clean",
+            clean_in(detail).map_or_else(|why| format!("unknown: {why}"), |time| time.to_string()),
+        ),
         ("last checkpoint", time(destage.checkpoint_age_ms, "none yet")),
         ("destage", rate),
         (
@@ -373,4 +331,38 @@ fn watermarks(detail: &DiskStatus) -> Vec<(&'static str, String)> {
         ("clients", clients(detail)),
         ("in flight", detail.in_flight.to_string()),
     ]
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_thin_disk_is_told_from_one_with_all_of_its_space() {
+        let sized = |allocated: Option<u64>| {
+            let view = json!({
+                "name": "d", "volume": "v", "size_bytes": 2 << 20, "allocated_bytes": allocated, "logical_block_bytes": 512,
+                "requested": "write-through", "effective": "", "epoch": 1, "replicas": [], "state": "closed", "reason": "", "uris": [],
+            });
+            sizes(&serde_json::from_value(view).unwrap())
+        };
+        assert_eq!(sized(None), "2 MiB (2097152 bytes)");
+        assert_eq!(sized(Some(1 << 20)), "2 MiB (2097152 bytes, thin: 1 MiB allocated)");
+        assert_eq!(sized(Some(3 << 20)), "2 MiB (2097152 bytes, all allocated)");
+    }
+
+    /// An import has filled it, and its storage is in order.
+    #[test]
+    fn a_disk_before_its_first_checkpoint_is_not_called_stuck() {
+        let mut detail = DiskStatus { dirty_bytes: 1 << 20, ..DiskStatus::default() };
+        let why = |detail: &DiskStatus| clean_in(detail).map(|time| time.to_string());
+        assert_eq!(why(&detail), Err("its first checkpoint is not complete"));
+        detail.reason = "the backing refuses destage: input/output error".into();
+        assert_eq!(why(&detail), Err("the storage accepts no writes"));
+        detail.destage.time_to_clean_ms = Some(1500);
+        assert_eq!(why(&detail).as_deref(), Ok("1500 ms"));
+    }
 }

@@ -100,10 +100,8 @@ fn text(explained: &Explained) -> String {
 /// The state of the log: when it fills, the owner slows writes to the storage's rate.
 fn destage(disk: &DiskView) -> Option<String> {
     let detail = disk.detail.as_ref().filter(|detail| detail.dirty_bytes > 0)?;
-    let clean = detail.destage.time_to_clean_ms.map_or_else(
-        || "the storage accepts no writes at present".to_owned(),
-        |ms| format!("clean in {}", Period(Duration::from_millis(ms))),
-    );
+    let clean = super::disk::clean_in(detail)
+        .map_or_else(|why| format!("time to clean unknown: {why}"), |time| format!("clean in {time}"));
     let full = detail.log_used_bytes as f64 / detail.log_bytes.max(1) as f64;
     let slowed = if full > 0.5 { "; writes are being slowed to what the storage takes" } else { "" };
     Some(format!("log: {} dirty, {:.0} % full, {clean}{slowed}", about(detail.dirty_bytes), full * 100.0))

@@ -4,13 +4,15 @@
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_node::api::{ApiErrorKind, BeginImport, CreateDisk, DiskView, Importing};
+use weir_node::api::{ApiError, ApiErrorKind, BeginImport, CreateDisk, DiskView, Importing};
 use weir_node::client::Client;
-use weir_node::units::about;
+use weir_node::units::{Period, about};
 
 use super::incomplete::give_up;
 use super::interrupts::Interrupts;
+use crate::cluster::any_node;
 use crate::failure::Failure;
+use crate::options::Global;
 use crate::output::note;
 
 /// Longest time for one step, and the pause before it is asked for again.
@@ -22,40 +24,98 @@ const LINE_EVERY: Duration = Duration::from_secs(1);
 
 /// # Errors
 /// As of `weir disk create`; the volume has too little space, or the command is interrupted: then the disk is removed.
-pub fn create(client: &Client, wanted: &CreateDisk) -> Result<DiskView, Failure> {
+pub fn create(global: &Global, client: Client, wanted: &CreateDisk) -> Result<DiskView, Failure> {
     let mut interrupts = Interrupts::new()?;
     let import = client.begin_import(&BeginImport { disk: wanted.clone(), needed_bytes: wanted.size })?;
-    let filled = fill(client, &import, &mut interrupts);
-    filled.map_err(|failure| give_up(client, &import, failure))
+    let mut filling = Filling { global, client, import, waits: false };
+    let filled = filling.fill(&mut interrupts);
+    filled.map_err(|failure| give_up(&filling.client, &filling.import, failure))
 }
 
-fn fill(client: &Client, import: &Importing, interrupts: &mut Interrupts) -> Result<DiskView, Failure> {
-    let DiskView { name, size, .. } = &import.disk;
-    let (mut done, mut said) = (0, Nanos::now());
-    while done < *size {
-        done = step(client, import, done)?;
-        if interrupts.is_pending() {
-            return Err(Failure::failed("interrupted"));
+/// A disk that is given its space, and the node that is asked to.
+struct Filling<'a> {
+    global: &'a Global,
+    client: Client,
+    import: Importing,
+    /// The user knows that the present step does not get on.
+    waits: bool,
+}
+
+impl Filling<'_> {
+    fn fill(&mut self, interrupts: &mut Interrupts) -> Result<DiskView, Failure> {
+        let DiskView { name, size, .. } = self.import.disk.clone();
+        let (mut done, mut said) = (0, Nanos::now());
+        while done < size {
+            done = self.patiently(interrupts, |client, import| Ok(client.fill(import, done)?.end))?;
+            if interrupts.is_pending() {
+                return Err(Failure::failed("interrupted"));
+            }
+            if Nanos::now() - said >= LINE_EVERY {
+                note(&format!("{name}: {} of {} allocated", about(done), about(size)));
+                said = Nanos::now();
+            }
         }
-        if Nanos::now() - said >= LINE_EVERY {
-            note(&format!("{name}: {} of {} allocated", about(done), about(*size)));
-            said = Nanos::now();
+        Ok(self.client.end_import(&self.import)?)
+    }
+
+    /// One step. Storage that is slow, a coordinator that changes, and a node that ends are waited for: a step that goes on is another's then,
+    /// and the same once more does no harm.
+    fn patiently<T>(
+        &mut self,
+        interrupts: &mut Interrupts,
+        step: impl Fn(&Client, &Importing) -> Result<T, ApiError>,
+    ) -> Result<T, Failure> {
+        let deadline = Nanos::now() + PATIENCE;
+        self.waits = false;
+        loop {
+            match step(&self.client, &self.import) {
+                Ok(done) => return Ok(done),
+                Err(error) if error.kind == ApiErrorKind::Unavailable && Nanos::now() < deadline => {
+                    self.waits_for(&error);
+                }
+                Err(error) => return Err(error.into()),
+            }
+            if interrupts.is_pending() {
+                return Err(Failure::failed("interrupted"));
+            }
+            std::thread::sleep(AGAIN);
         }
     }
-    Ok(client.end_import(import)?)
+
+    /// Goes on with another node, where this command knows one that runs; says at once what it waits for otherwise.
+    fn waits_for(&mut self, error: &ApiError) {
+        let name = &self.import.disk.name;
+        let chosen = self.global.api.is_some() || self.global.node.is_some();
+        let other = any_node(self.global).ok().filter(|other| other.socket() != self.client.socket());
+        match other.filter(|_| !chosen) {
+            Some(other) => {
+                note(&format!("{name}: {}\ngoing on with {}", error.message, other.socket().display()));
+                self.client = other;
+            }
+            None if !self.waits => note(&waits(name, &error.message)),
+            None => {}
+        }
+        self.waits = true;
+    }
 }
 
-/// One step, from a byte on. Storage that is slow, and a coordinator that changes, are waited for: a step that goes on is another's then, and
-/// the same once more does no harm.
-fn step(client: &Client, import: &Importing, done: u64) -> Result<u64, Failure> {
-    let deadline = Nanos::now() + PATIENCE;
-    loop {
-        match client.fill(import, done) {
-            Ok(filled) => return Ok(filled.end),
-            Err(error) if error.kind == ApiErrorKind::Unavailable && Nanos::now() < deadline => {
-                std::thread::sleep(AGAIN);
-            }
-            Err(error) => return Err(error.into()),
-        }
+/// What is waited for, and how to go on without. In short lines.
+fn waits(disk: &str, why: &str) -> String {
+    format!(
+        "{disk}: {why}\nThis command knows no other node; it asks again for {}.\nIf that node does not come back: interrupt this, and \
+         with --api of another node\n`weir disk delete {disk}`, and make the disk again.",
+        Period(PATIENCE)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_says_how_to_go_on_in_short_lines() {
+        let text = waits("d1", "no answer from the node at /run/weir/n1/api.sock");
+        assert!(text.contains("`weir disk delete d1`") && text.contains("for 2 min"), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }
 }

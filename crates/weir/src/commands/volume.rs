@@ -309,6 +309,14 @@ fn full(volume: &VolumeView) -> String {
     )
 }
 
+/// What the asked node has to do with a volume's coordination.
+fn part(phase: &str) -> String {
+    match phase {
+        "absent" => "does not coordinate it".to_owned(),
+        phase => phase.to_owned(),
+    }
+}
+
 fn of_lun(lun: &LunView) -> Vec<(&'static str, String)> {
     let or_none = |text: Option<String>| text.unwrap_or_else(|| "none".to_owned());
     let coordinator = match (&lun.coordinator, lun.trouble.as_str()) {
@@ -323,7 +331,7 @@ fn of_lun(lun: &LunView) -> Vec<(&'static str, String)> {
         ("filesystem", format!("{} {}", lun.filesystem, lun.uuid)),
         ("coordinator", coordinator),
         ("may have it mounted", or_none(Some(lun.mounts.join(", ")).filter(|mounts| !mounts.is_empty()))),
-        ("this node", lun.phase.clone()),
+        ("this node", part(&lun.phase)),
         ("fencing", lun.fencing.clone()),
         ("redirected", if lun.redirected { "on, all I/O of all nodes".into() } else { "off".to_owned() }),
     ];
@@ -375,6 +383,13 @@ mod tests {
             let message = of(kind, has_path, has_server).expect_err("it is refused");
             assert!(message.contains(expected), "{message}");
         }
+    }
+
+    #[test]
+    fn a_node_that_does_not_coordinate_is_not_called_absent() {
+        let of = |phase: &str| of_lun(&LunView { phase: phase.into(), ..LunView::default() });
+        assert!(of("absent").contains(&("this node", "does not coordinate it".to_owned())));
+        assert!(of("listening").contains(&("this node", "listening".to_owned())));
     }
 
     #[test]

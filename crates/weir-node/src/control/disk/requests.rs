@@ -233,6 +233,7 @@ mod tests {
             fault_domain: (*domain).into(),
             media: Vec::new(),
             load: 0,
+            forwards: true,
         };
         nodes.iter().map(|node| (node.0.to_owned(), record(node))).collect()
     }

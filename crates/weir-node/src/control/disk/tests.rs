@@ -53,6 +53,7 @@ pub(crate) fn record_of(name: &str) -> NodeRecord {
         fault_domain: "default".into(),
         media: Vec::new(),
         load: 0,
+        forwards: true,
     }
 }
 

@@ -1,5 +1,8 @@
 //! What a disk has to do with its volume: the way of its I/O, the volume's coordinator, and its space.
 
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
 use tokio::sync::oneshot;
 use weir_block::{Nanos, Reactor, SharedFile};
 use weir_volume::lun::route_status::{Overdue, Reason, Reasons, RouteState, RouteStatus};
@@ -40,17 +43,29 @@ fn recovery_failed(overdue: Overdue, volume: &str) -> String {
     }
 }
 
+/// What the log of a disk on a full volume has. Without write-back nobody has got an answer for that.
+fn in_log(dirty: u64, write_back: bool) -> String {
+    match (dirty, write_back) {
+        (0, _) => String::new(),
+        (_, true) => format!("; {} of acknowledged writes stay in the log", about(dirty)),
+        (_, false) => format!("; {} of them are in the log, and not acknowledged", about(dirty)),
+    }
+}
+
 impl Disk {
     /// Publishes the way of its I/O, and returns it, in words, if that is another one than at the last call; by itself nothing that the operator
     /// has to know at first.
-    pub fn new_route(&mut self, now: Nanos) -> Option<String> {
-        let now = self.route_status(now)?;
+    pub fn new_route(&mut self, at: Nanos) -> Option<String> {
+        let now = self.route_status(at)?;
         self.counters.publish_route(&now);
         // The way of a measurement is no news.
         if self.measures_lun() {
             return None;
         }
         let reasons = now.reasons.lasting();
+        if !self.handover.is_news(reasons, at) {
+            return None;
+        }
         let before = self.route.replace((now.state, reasons));
         if before.is_none_or(|before| before == (now.state, reasons)) {
             return None;
@@ -67,7 +82,8 @@ impl Disk {
     /// The way of its I/O, of a disk of a shared volume.
     pub(super) fn route_status(&self, now: Nanos) -> Option<RouteStatus> {
         let route = self.look().lower().inner().route()?;
-        Some(RouteStatus { reasons: route.reasons.with(Reason::VolumeFull, self.lacks_space(now)), ..route })
+        let reasons = self.handover.explain(route.reasons, now);
+        Some(RouteStatus { reasons: reasons.with(Reason::VolumeFull, self.lacks_space(now)), ..route })
     }
 
     /// An event, if its volume has become full since the last call, or has space again.
@@ -85,12 +101,8 @@ impl Disk {
     /// The effect of its full volume on its clients, in words.
     pub(super) fn full_reason(&self) -> String {
         let wait = self.look().config().full_volume_wait;
-        let (dirty, what) = (self.look().status().dirty_bytes, "its volume is full");
-        let kept = if dirty > 0 {
-            format!("; {} of acknowledged writes stay in the log", about(dirty))
-        } else {
-            String::new()
-        };
+        let (status, what) = (self.look().status(), "its volume is full");
+        let kept = in_log(status.dirty_bytes, status.configuration.write_back);
         match wait.is_zero() {
             true => format!("{what}: writes that need space fail (limits.full_volume_wait = 0 s){kept}"),
             false => format!("{what}: writes that need space wait, each for at most {}{kept}", Period(wait)),
@@ -186,6 +198,11 @@ impl Disk {
         self.follow_wish(reactor);
     }
 
+    /// Its volume may be moved by operators.
+    pub fn follow_handovers(&mut self, until: Arc<AtomicU64>) {
+        self.handover.follow(until);
+    }
+
     /// A load that measures the LUN itself goes past the wish.
     pub(super) fn follow_wish(&mut self, reactor: &mut Reactor) {
         let wanted = self.redirected && !self.measures_lun();
@@ -236,6 +253,14 @@ mod tests {
         let text = in_words(RouteState::FileRedirected, reasons.with(Reason::CoordinatorSilent, true));
         assert_eq!(text, "file-redirected: user-request (benign), coordinator-silent (not benign)");
         assert_eq!(in_words(RouteState::Direct, Reasons::default()), "direct");
+    }
+
+    /// In write-through there is no copy of what waits, and nobody counts on it.
+    #[test]
+    fn what_waits_in_a_log_is_called_acknowledged_only_in_write_back() {
+        assert_eq!(in_log(1 << 20, true), "; 1 MiB of acknowledged writes stay in the log");
+        assert_eq!(in_log(1 << 20, false), "; 1 MiB of them are in the log, and not acknowledged");
+        assert_eq!(in_log(0, true), "");
     }
 
     #[test]
