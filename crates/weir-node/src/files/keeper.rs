@@ -38,8 +38,11 @@ pub(super) struct Keeper {
     device: AsyncFd<OwnedFd>,
     /// The way to the disk's owner, on another node.
     owner: Owner,
-    /// Since when somebody has waited for the disk, and has had no answer.
+    /// Since when somebody has waited for the disk, and has had no answer. The time that a shard has taken over it does not count.
     waits_since: Option<Nanos>,
+    /// When a shard gave the file back without one answer: it may do so again, and closings are heard of meanwhile.
+    came_back: Option<Nanos>,
+    longest_wait: Duration,
 }
 
 impl Keeper {
@@ -53,7 +56,8 @@ impl Keeper {
         device: AsyncFd<OwnedFd>,
     ) -> Keeper {
         let owner = Owner::new(Arc::clone(&node), readers);
-        Keeper { node, exports, disk, device, owner, waits_since: None }
+        let (waits_since, came_back) = (None, None);
+        Keeper { node, exports, disk, device, owner, waits_since, came_back, longest_wait: LONGEST_WAIT }
     }
 
     /// Serves the file until the kernel or `ended` ends it.
@@ -67,7 +71,7 @@ impl Keeper {
                 tracing::warn!(disk = file.name(), %error, "fuse: the kernel has ended a disk's file");
                 return;
             }
-            let name = file.name().to_owned();
+            let (name, answers, handed_over) = (file.name().to_owned(), file.answers(), Nanos::now());
             let returned = match self.hand_over(file) {
                 Ok(returned) => returned,
                 Err(error) => {
@@ -82,9 +86,12 @@ impl Keeper {
                 },
                 _ = &mut ended => return,
             };
-            if file.is_open() {
-                // The disk was closed or moved, or takes no clients at present.
-                tokio::time::sleep(LOOK).await;
+            if file.answers() > answers {
+                self.waits_since = None;
+            } else if file.is_open() {
+                // It takes no clients at present; or the disk was closed or moved.
+                self.came_back = Some(Nanos::now());
+                self.waits_since = self.waits_since.map(|since| since + (Nanos::now() - handed_over));
             }
         }
     }
@@ -92,10 +99,10 @@ impl Keeper {
     /// Answers until the disk is here and somebody has its file open.
     async fn answer(&mut self, file: &mut File) -> io::Result<()> {
         loop {
-            if self.exports.serves(file.name()) {
+            let pauses = self.came_back.is_some_and(|at| Nanos::now() - at < LOOK);
+            if !pauses && serves(&self.node, &self.exports, file) {
                 self.owner.hand_back(file, self.device.get_ref().as_fd())?;
                 if file.is_open() {
-                    self.waits_since = None;
                     return file.ask_again(self.device.get_ref().as_fd());
                 }
             }
@@ -137,15 +144,18 @@ impl Keeper {
     /// for a write cannot be killed).
     fn consider_giving_up(&mut self, file: &mut File) -> io::Result<()> {
         if !file.is_awaited() && !self.owner.is_awaited() {
-            self.waits_since = None;
+            // The kernel may have been told to send again what a shard then did not take.
+            if self.came_back.is_none_or(|at| Nanos::now() - at >= LOOK) {
+                (self.waits_since, self.came_back) = (None, None);
+            }
             return Ok(());
         }
         let now = Nanos::now();
         let since = *self.waits_since.get_or_insert(now);
         let is_refused = self.node.config.fuse.elsewhere == FilesElsewhere::Refuse
             && owner_elsewhere(&self.node, file).is_some();
-        if is_refused || now - since >= LONGEST_WAIT {
-            let reason = self.exports.why_not_here(file.name());
+        if is_refused || now - since >= self.longest_wait {
+            let reason = why_not(&self.node, &self.exports, file);
             tracing::warn!(disk = file.name(), reason, "fuse: requests of a disk's file fail");
             let device = self.device.get_ref().as_fd();
             self.owner.refuse_openers(file, device, &reason)?;
@@ -164,6 +174,20 @@ impl Keeper {
         let stream = Stream::Protected(device, Box::new(Bridge::new(file, back)));
         exports::attach(&self.node, AcceptedClient { stream, leftover: Vec::new(), session, via: None });
         Ok(returned)
+    }
+}
+
+/// Whether the disk's shard takes the file now, as far as is known here.
+fn serves(node: &Node, exports: &Exports, file: &File) -> bool {
+    exports.serves(file.name()) && !node.shards.takes_no_clients(file.name())
+}
+
+/// The reason why the disk's shard does not take the file, in words.
+fn why_not(node: &Node, exports: &Exports, file: &File) -> String {
+    match exports.serves(file.name()) {
+        true if node.shards.takes_no_clients(file.name()) => "a load overwrites the disk".into(),
+        true => "the disk is open here, and takes no clients".into(),
+        false => exports.why_not_here(file.name()),
     }
 }
 
@@ -205,7 +229,7 @@ impl Taker<'_> {
             match self.file.take(self.device.as_fd(), &request[..length])? {
                 Asked::Nothing => {}
                 Asked::Closed => self.owner.leave(self.file),
-                Asked::Open { unique, .. } if self.exports.serves(self.file.name()) => {
+                Asked::Open { unique, .. } if serves(self.node, self.exports, self.file) => {
                     self.file.opened(self.device.as_fd(), unique)?;
                     // The shard takes the rest.
                     return Ok(false);
@@ -228,7 +252,7 @@ impl Taker<'_> {
             return self.owner.open(unique, self.file, device);
         }
         if let Some(left_out) = FILE_REFUSED.pass(Nanos::now()) {
-            let (disk, reason) = (self.file.name(), self.exports.why_not_here(self.file.name()));
+            let (disk, reason) = (self.file.name(), why_not(self.node, self.exports, self.file));
             tracing::warn!(disk, writes, reason, left_out, "fuse: opening a disk's file is refused");
         }
         // A busy file is waited for, by `losetup` without an end; one that takes no writes is read.
@@ -248,3 +272,6 @@ impl Taker<'_> {
         self.file.keep_waiting(self.device.as_fd(), io.sender, io.kind)
     }
 }
+
+#[cfg(test)]
+mod tests;
