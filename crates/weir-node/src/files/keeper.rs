@@ -100,7 +100,7 @@ impl Keeper {
     async fn answer(&mut self, file: &mut File) -> io::Result<()> {
         loop {
             let pauses = self.came_back.is_some_and(|at| Nanos::now() - at < LOOK);
-            if !pauses && serves(&self.node, &self.exports, file) {
+            if !pauses && serves(&self.node, &self.exports, (self.disk, file)) {
                 self.owner.hand_back(file, self.device.get_ref().as_fd())?;
                 if file.is_open() {
                     return file.ask_again(self.device.get_ref().as_fd());
@@ -114,7 +114,12 @@ impl Keeper {
                     let mut ready = ready?;
                     let device = ready.get_inner();
                     let mut taker = Taker {
-                        node: &self.node, exports: &self.exports, owner: &mut self.owner, device, file: &mut *file,
+                        node: &self.node,
+                        exports: &self.exports,
+                        disk: self.disk,
+                        owner: &mut self.owner,
+                        device,
+                        file: &mut *file,
                     };
                     if taker.take()? {
                         ready.clear_ready();
@@ -134,9 +139,8 @@ impl Keeper {
 
     /// Keeps the way to the owner as long as somebody has the file open, and to no other process.
     fn look_for_owner(&mut self, file: &mut File) -> io::Result<()> {
-        let record = self.node.records.disk(file.name());
-        let is_ours = record.is_some_and(|record| record.id == self.disk && record.importing == 0);
-        let owner = if is_ours { reads_at(&self.node, file) } else { None };
+        let is_whole = self.node.records.disk(file.name()).is_some_and(|record| record.importing == 0);
+        let owner = if is_whole { reads_at(&self.node, (self.disk, file)) } else { None };
         self.owner.follow(owner, file, self.device.get_ref().as_fd())
     }
 
@@ -153,9 +157,9 @@ impl Keeper {
         let now = Nanos::now();
         let since = *self.waits_since.get_or_insert(now);
         let is_refused = self.node.config.fuse.elsewhere == FilesElsewhere::Refuse
-            && owner_elsewhere(&self.node, file).is_some();
+            && owner_elsewhere(&self.node, (self.disk, file)).is_some();
         if is_refused || now - since >= self.longest_wait {
-            let reason = why_not(&self.node, &self.exports, file);
+            let reason = why_not(&self.node, &self.exports, (self.disk, file));
             tracing::warn!(disk = file.name(), reason, "fuse: requests of a disk's file fail");
             let device = self.device.get_ref().as_fd();
             self.owner.refuse_openers(file, device, &reason)?;
@@ -177,36 +181,42 @@ impl Keeper {
     }
 }
 
-/// Whether the disk's shard takes the file now, as far as is known here.
-fn serves(node: &Node, exports: &Exports, file: &File) -> bool {
-    exports.serves(file.name()) && !node.shards.takes_no_clients(file.name())
+/// Whether the shard takes the file of the disk with this identity now, as far as is known here.
+fn serves(node: &Node, exports: &Exports, (disk, file): (u64, &File)) -> bool {
+    // Whoever has the file of a deleted disk open gets nothing of another one of its name.
+    let is_here = node.here.id(file.name()) == Some(disk) && exports.serves(file.name());
+    is_here && !node.shards.takes_no_clients(file.name())
 }
 
 /// The reason why the disk's shard does not take the file, in words.
-fn why_not(node: &Node, exports: &Exports, file: &File) -> String {
-    match exports.serves(file.name()) {
-        true if node.shards.takes_no_clients(file.name()) => "a load overwrites the disk".into(),
-        true => "the disk is open here, and takes no clients".into(),
-        false => exports.why_not_here(file.name()),
+fn why_not(node: &Node, exports: &Exports, (disk, file): (u64, &File)) -> String {
+    let name = file.name();
+    match node.here.id(name) {
+        Some(other) if other != disk => "the disk is gone, and another one has its name".into(),
+        Some(_) if node.shards.takes_no_clients(name) => "a load overwrites the disk".into(),
+        Some(_) if exports.serves(name) => "the disk is open here, and takes no clients".into(),
+        _ => exports.why_not_here(name),
     }
 }
 
-/// The live process on another node that owns a file's disk.
-fn owner_elsewhere(node: &Node, file: &File) -> Option<NodeRef> {
-    let owner = node.records.disk(file.name())?.owner?;
+/// The live process on another node that owns the disk with this identity.
+fn owner_elsewhere(node: &Node, (disk, file): (u64, &File)) -> Option<NodeRef> {
+    let owner = node.records.disk(file.name()).filter(|record| record.id == disk)?.owner?;
     (owner != node.session.node_ref() && is_live(&node.records.nodes.now(), &owner)).then_some(owner)
 }
 
 /// The owner that answers what is read here.
-fn reads_at(node: &Node, file: &File) -> Option<NodeRef> {
+fn reads_at(node: &Node, of: (u64, &File)) -> Option<NodeRef> {
     let reads = node.config.fuse.elsewhere == FilesElsewhere::Read;
-    if reads { owner_elsewhere(node, file) } else { None }
+    if reads { owner_elsewhere(node, of) } else { None }
 }
 
 /// Takes what the kernel asks for, while the shard does not.
 struct Taker<'a> {
     node: &'a Node,
     exports: &'a Exports,
+    /// The identity of the disk.
+    disk: u64,
     owner: &'a mut Owner,
     device: &'a OwnedFd,
     file: &'a mut File,
@@ -229,7 +239,7 @@ impl Taker<'_> {
             match self.file.take(self.device.as_fd(), &request[..length])? {
                 Asked::Nothing => {}
                 Asked::Closed => self.owner.leave(self.file),
-                Asked::Open { unique, .. } if serves(self.node, self.exports, self.file) => {
+                Asked::Open { unique, .. } if serves(self.node, self.exports, (self.disk, self.file)) => {
                     self.file.opened(self.device.as_fd(), unique)?;
                     // The shard takes the rest.
                     return Ok(false);
@@ -247,12 +257,12 @@ impl Taker<'_> {
 
     fn open(&mut self, unique: u64, writes: bool) -> io::Result<()> {
         let device = self.device.as_fd();
-        let is_read = reads_at(self.node, self.file).is_some();
+        let is_read = reads_at(self.node, (self.disk, self.file)).is_some();
         if !writes && is_read {
             return self.owner.open(unique, self.file, device);
         }
         if let Some(left_out) = FILE_REFUSED.pass(Nanos::now()) {
-            let (disk, reason) = (self.file.name(), why_not(self.node, self.exports, self.file));
+            let (disk, reason) = (self.file.name(), why_not(self.node, self.exports, (self.disk, self.file)));
             tracing::warn!(disk, writes, reason, left_out, "fuse: opening a disk's file is refused");
         }
         // A busy file is waited for, by `losetup` without an end; one that takes no writes is read.
@@ -266,7 +276,7 @@ impl Taker<'_> {
         }
         let reads = matches!(io.kind, IoKind::Read | IoKind::Seek { .. });
         // Nothing changes a disk where another node owns it.
-        if !reads && owner_elsewhere(self.node, self.file).is_some() {
+        if !reads && owner_elsewhere(self.node, (self.disk, self.file)).is_some() {
             return self.file.refuse(self.device.as_fd(), io.sender.unique, Errno::IO);
         }
         self.file.keep_waiting(self.device.as_fd(), io.sender, io.kind)

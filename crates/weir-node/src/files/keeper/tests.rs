@@ -123,3 +123,15 @@ async fn a_shard_that_takes_no_client_ends_no_wait() {
     kernel.ask(RELEASE, &[0; 6]);
     assert_eq!(kernel.answer().await, (RELEASE, 0));
 }
+
+/// Its file would have been served by the other one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_disks_file_is_not_that_of_another_disk_of_its_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, kernel, _counters, _end) = kept(directory.path()).await;
+    let mut record = node.records.disk("d").unwrap();
+    record.id += 1;
+    node.here.insert(&record, None);
+    kernel.ask(OPEN, &[libc::O_RDONLY as u32, 0]);
+    assert_eq!(kernel.answer().await, (OPEN, -libc::EBUSY));
+}
