@@ -79,9 +79,13 @@ pub(crate) static LOOK_FAILED: Throttle = Throttle::new("look-failed", Duration:
 /// A disk's file is not opened, because the disk is not here.
 pub(crate) static FILE_REFUSED: Throttle = Throttle::new("fuse-open-refused", Duration::from_secs(1));
 
+/// A shard does not take a client.
+pub(crate) static CLIENT_NOT_TAKEN: Throttle = Throttle::new("client-not-taken", LINE);
+
 /// All limits of this process.
-pub(crate) fn all() -> [&'static Throttle; 24] {
+pub(crate) fn all() -> [&'static Throttle; 25] {
     [
+        &CLIENT_NOT_TAKEN,
         &FILE_REFUSED,
         &API_REFUSED,
         &NBD_PLAIN_TEXT,

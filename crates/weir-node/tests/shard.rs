@@ -21,7 +21,7 @@ use weir_load::{Summary, Workload};
 use weir_node::control::Shards;
 use weir_node::shard::health::Look;
 use weir_node::shard::messages::{
-    Arrival, Command, DiskStatus, LoadLayer, LogMedium, Notice, OpenDisk, Opening, Unopened,
+    Arrival, Command, DiskStatus, LoadLayer, LogMedium, NotClosed, Notice, OpenDisk, Opening, Unopened,
 };
 use weir_node::shard::opener::Threads;
 use weir_node::shard::{Shard, ShardConfig};
@@ -126,9 +126,9 @@ impl Rig {
         self.shards.status().await.into_iter().find(|status| status.disk == disk)
     }
 
-    async fn close(&self, name: &str) -> Result<(), String> {
+    async fn close(&self, name: &str) -> Result<(), NotClosed> {
         let disk = name.to_owned();
-        self.shards.ask("", |done| Command::Close { disk, done }).await.unwrap()
+        self.shards.ask("", |done| Command::Close { disk, unless_used: false, done }).await.unwrap()
     }
 
     /// Writes for a second onto a disk, one request at a time.
@@ -459,6 +459,9 @@ async fn a_disk_that_closes_does_not_wait_for_space() {
     let write = tokio::task::spawn_blocking(move || write_across_blocks(&mut socket, 1));
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert!(!write.is_finished(), "it waits");
+    let unless_used = |done| Command::Close { disk: "disk".into(), unless_used: true, done };
+    assert_eq!(rig.shards.ask("", unless_used).await.unwrap(), Err(NotClosed::Used(1)));
+    assert!(!write.is_finished(), "it is as before");
     tokio::time::timeout(Duration::from_secs(5), rig.close("disk")).await.expect("it closes").unwrap();
     let answer = write.await.unwrap();
     assert!(

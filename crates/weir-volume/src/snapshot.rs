@@ -119,7 +119,18 @@ pub(crate) fn name_of(entry: &Entry) -> Option<(&str, &str)> {
 
 /// Whether a file is the unfinished part of something.
 pub(crate) fn is_unfinished(file: &str) -> bool {
-    file.contains('@') && file.ends_with(UNFINISHED)
+    unfinished_of(file).is_some()
+}
+
+/// The disk of which a file is an unfinished part. In a directory, files of other names may be anybody's, whatever they begin and end with.
+fn unfinished_of(file: &str) -> Option<Interrupted> {
+    let (disk, rest) = file.strip_suffix(UNFINISHED)?.split_once('@')?;
+    let number = rest.strip_prefix(COPY);
+    let is_copy = number.is_some();
+    let number = number.unwrap_or(rest);
+    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    let is_number = number.len() == 16 && number.bytes().all(is_digit);
+    is_number.then(|| Interrupted { disk: disk.to_owned(), is_copy })
 }
 
 impl Snapshot {
@@ -212,16 +223,22 @@ impl Unfinished {
     /// The snapshot is what its file holds, durably.
     ///
     /// # Errors
-    /// [`VolumeError::Exists`], or the system's. The file is removed, if that is possible.
+    /// [`VolumeError::Exists`], or the system's. The file is removed, if that is possible, whatever its name is by then.
     pub fn finish(self, files: &dyn Files) -> Result<Snapshot, VolumeError> {
         let complete = file_of(&self.disk, &self.snapshot)?;
         if let Err(error) = files.rename(&self.name, &complete) {
             let _ = files.remove(&self.name);
             return Err(named(error, || format!("{}@{}", self.disk, self.snapshot)));
         }
-        files.sync()?;
-        let found = list(files, Some(&self.disk))?.into_iter().find(|one| one.name == self.snapshot);
-        found.ok_or_else(|| VolumeError::NotFound(files.path(&complete)))
+        let kept = files.sync().and_then(|()| {
+            let found = list(files, Some(&self.disk))?.into_iter().find(|one| one.name == self.snapshot);
+            found.ok_or_else(|| VolumeError::NotFound(files.path(&complete)))
+        });
+        if kept.is_err() {
+            // It is told that there is none.
+            let _left = files.remove(&complete).and_then(|()| files.sync());
+        }
+        kept
     }
 
     /// It is not made.
@@ -247,11 +264,7 @@ pub struct Interrupted {
 /// # Errors
 /// The system's.
 pub fn interrupted(files: &dyn Files) -> Result<BTreeSet<Interrupted>, VolumeError> {
-    let of = |entry: &Entry| {
-        let (disk, rest) = entry.name.strip_suffix(UNFINISHED)?.split_once('@')?;
-        Some(Interrupted { disk: disk.to_owned(), is_copy: rest.starts_with(COPY) })
-    };
-    Ok(files.list(&is_unfinished)?.iter().filter_map(of).collect())
+    Ok(files.list(&is_unfinished)?.iter().filter_map(|entry| unfinished_of(&entry.name)).collect())
 }
 
 /// Removes, durably, what was never finished of a disk: snapshots, rollbacks, and the disk itself as a clone. Whoever makes them does not
@@ -265,9 +278,9 @@ pub fn remove_unfinished(files: &dyn Files, disk: &str) -> Result<(), VolumeErro
 }
 
 fn remove_unfinished_of(files: &dyn Files, disk: &str, all: &[Entry]) -> Result<(), VolumeError> {
-    let own = format!("{disk}@");
+    let is_its = |entry: &&Entry| unfinished_of(&entry.name).is_some_and(|one| one.disk == disk);
     let mut removes = false;
-    for entry in all.iter().filter(|one| one.name.starts_with(&own) && one.name.ends_with(UNFINISHED)) {
+    for entry in all.iter().filter(is_its) {
         match files.remove(&entry.name) {
             // Finished or removed since.
             Err(VolumeError::NotFound(_)) => {}

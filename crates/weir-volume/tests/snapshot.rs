@@ -3,12 +3,14 @@
 
 mod common;
 
-use std::fs;
+use std::fs::{self, File};
+use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 use common::{Mount, scratch_in_memory};
 use weir_volume::disk_files::delete_unwritten;
-use weir_volume::snapshot::{self, Files, Replacement, Unfinished};
+use weir_volume::snapshot::{self, Entry, Files, Replacement, Unfinished};
 use weir_volume::{DirVolume, VolumeError};
 
 const MIB: u64 = 1 << 20;
@@ -75,6 +77,71 @@ fn a_snapshot_is_there_when_it_is_complete_and_keeps_what_it_has() {
             "{name}"
         );
     }
+}
+
+/// A directory whose changes do not become durable.
+struct Failing<'a>(&'a DirVolume);
+
+impl Files for Failing<'_> {
+    fn path(&self, name: &str) -> PathBuf {
+        Files::path(self.0, name)
+    }
+
+    fn open(&self, name: &str) -> Result<File, VolumeError> {
+        Files::open(self.0, name)
+    }
+
+    fn create(&self, name: &str) -> Result<File, VolumeError> {
+        self.0.create(name)
+    }
+
+    fn rename(&self, from: &str, to: &str) -> Result<(), VolumeError> {
+        self.0.rename(from, to)
+    }
+
+    fn replace(&self, from: &str, to: &str) -> Result<(), VolumeError> {
+        self.0.replace(from, to)
+    }
+
+    fn remove(&self, name: &str) -> Result<(), VolumeError> {
+        self.0.remove(name)
+    }
+
+    fn list(&self, is_wanted: &dyn Fn(&str) -> bool) -> Result<Vec<Entry>, VolumeError> {
+        self.0.list(is_wanted)
+    }
+
+    fn sync(&self) -> Result<(), VolumeError> {
+        let (what, path) = ("syncing", self.0.path().to_path_buf());
+        Err(VolumeError::Io { what, path, source: io::Error::from_raw_os_error(libc::EIO) })
+    }
+}
+
+/// It was told that there is none, and another attempt found it there.
+#[test]
+fn a_snapshot_that_does_not_become_durable_is_not_left() {
+    let directory = tempfile::tempdir().unwrap();
+    let volume = DirVolume::open(directory.path()).unwrap();
+    volume.create_disk("d", MIB).unwrap();
+    let failing = Failing(&volume);
+    let failed = Unfinished::begin(&failing, "d", "s", 1).unwrap().finish(&failing).unwrap_err();
+    assert!(failed.to_string().contains("syncing"), "{failed}");
+    assert_eq!(names(&volume), ["d.raw"]);
+}
+
+/// In a directory there may be files of others.
+#[test]
+fn what_only_looks_unfinished_stays() {
+    let directory = tempfile::tempdir().unwrap();
+    let volume = DirVolume::open(directory.path()).unwrap();
+    volume.create_disk("d", MIB).unwrap();
+    let others = ["d@.new", "d@0000000000000001.tmp.new", "d@000000000000000A.new", "d@notes.new"];
+    for name in others.iter().chain(&["d@0000000000000001.new", "d@copy-00000000000000ff.new"]) {
+        drop(volume.create(name).unwrap());
+    }
+    snapshot::remove_unfinished(&volume, "d").unwrap();
+    assert_eq!(names(&volume), [&["d.raw"], &others[..]].concat());
+    assert!(snapshot::interrupted(&volume).unwrap().is_empty());
 }
 
 /// Its maker has ended. One of another disk may be somebody's.

@@ -142,6 +142,8 @@ pub struct File {
     openers: u64,
     /// Requests that were taken and not answered: the disk has gone meanwhile.
     unanswered: Vec<(Sender, IoKind)>,
+    /// What the disk has answered so far, errors among it.
+    answers: u64,
     /// Held by connections whose last opener has gone before all was answered.
     stale: Arc<()>,
 }
@@ -152,7 +154,7 @@ impl File {
     pub fn new(name: &str, access: Access, size: Arc<AtomicU64>, since: u64) -> File {
         let name = name.to_owned();
         let (unanswered, stale) = (Vec::new(), Arc::default());
-        File { name, access, size, since, resends: false, openers: 0, unanswered, stale }
+        File { name, access, size, since, resends: false, openers: 0, unanswered, answers: 0, stale }
     }
 
     /// The disk.
@@ -171,6 +173,21 @@ impl File {
     #[must_use]
     pub fn is_awaited(&self) -> bool {
         !self.unanswered.is_empty()
+    }
+
+    /// How many requests the disk has answered so far, with errors or without.
+    #[must_use]
+    pub fn answers(&self) -> u64 {
+        self.answers
+    }
+
+    /// How many requests wait for the disk.
+    pub(super) fn waiting(&self) -> usize {
+        self.unanswered.len()
+    }
+
+    pub(super) fn count_answer(&mut self) {
+        self.answers += 1;
     }
 
     /// For a connection that is to outlive its part in this file; `None`: there are enough of them (P10).
@@ -378,7 +395,8 @@ impl File {
     /// # Errors
     /// The mount is over.
     pub fn opened(&mut self, device: BorrowedFd<'_>, unique: u64) -> io::Result<()> {
-        // Without the page cache: what another client of the disk has written is seen, and no dirty page waits for this process.
+        // Without the page cache: reads see what another client of the disk has written, and no dirty page waits for this process. Private
+        // mappings have pages all the same, which nothing here keeps up to date.
         let flags = open_flag::DIRECT_IO | open_flag::PARALLEL_DIRECT_WRITES;
         let reply = OpenOut { handle: 0, flags, backing: 0 };
         if answer(device, unique, None, &[IoSlice::new(reply.as_bytes())])? {

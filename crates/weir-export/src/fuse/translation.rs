@@ -176,7 +176,11 @@ impl Translation {
         if waiting.is_over {
             return Ok(());
         }
+        let waited = file.waiting();
         let answered = waiting.answer(file, device, kind, &body);
+        if file.waiting() == waited {
+            file.count_answer();
+        }
         if answered.is_err() {
             // Whoever waits for it learns how that ends.
             file.leave_unanswered([(waiting.sender, waiting.kind)]);

@@ -63,15 +63,18 @@ impl Compaction {
 pub struct Compactions(Mutex<BTreeMap<String, Arc<Compaction>>>);
 
 impl Compactions {
-    /// Begins one, and forgets old ones. False if one of the disk is under way.
-    pub fn begin(&self, disk: &str, compaction: &Arc<Compaction>) -> bool {
+    /// Begins one, and forgets old ones.
+    ///
+    /// # Errors
+    /// One of the disk is under way; how far it is, in per cent. It may end at any time, so whoever asks again may hear of none.
+    pub fn begin(&self, disk: &str, compaction: &Arc<Compaction>) -> Result<(), u64> {
         let (mut all, now) = (self.lock(), Nanos::now());
         all.retain(|_, one| one.is_remembered(now));
-        let is_free = all.get(disk).is_none_or(|one| one.outcome().is_some());
-        if is_free {
-            all.insert(disk.to_owned(), Arc::clone(compaction));
+        if let Some(percent) = all.get(disk).and_then(|one| one.percent()) {
+            return Err(percent);
         }
-        is_free
+        all.insert(disk.to_owned(), Arc::clone(compaction));
+        Ok(())
     }
 
     /// The last one of a disk.
@@ -105,8 +108,9 @@ mod tests {
     fn one_is_under_way_until_it_has_ended_and_is_remembered_for_a_while() {
         let all = Compactions::default();
         let one = Arc::new(Compaction::new(3, Pieces { bytes: 200, ..Pieces::default() }));
-        assert!(all.begin("d", &one) && !all.begin("d", &one));
+        assert_eq!((all.begin("d", &one), all.begin("d", &one)), (Ok(()), Err(0)));
         one.copied.store(50, Ordering::Relaxed);
+        assert_eq!(all.begin("d", &one), Err(25), "the refusal needs no second look");
         assert_eq!((all.under_way("d"), all.under_way("e")), (Some(25), None));
         assert_eq!(all.all_under_way(), BTreeMap::from([("d".to_owned(), 25)]));
         one.end(Ok(()));

@@ -10,6 +10,8 @@ use weir_volume::lun::filesystem::open_lun;
 use weir_volume::lun::identity::{are_different, device_of, identity_at, identity_of};
 use weir_volume::lun::setup::several_paths;
 
+use super::looks::{LOOKS, Looks, silence};
+
 /// A device with the filesystem of a volume.
 #[derive(Debug)]
 struct Candidate {
@@ -18,14 +20,26 @@ struct Candidate {
     identity: Option<String>,
 }
 
-/// The path of a volume's LUN. `devices`: where it may be; empty: all block devices of this host. Blocks.
+/// The path of a volume's LUN. `devices`: where it may be; empty: all block devices of this host. Blocks, but not on a device that does not
+/// answer.
 ///
 /// # Errors
-/// In words: it is not there, only a copy of it is, or it is at more than one path.
+/// In words: it is not there, only a copy of it is, or it is at more than one path; and which devices do not answer.
 pub fn find(volume: &str, lun: &LunRecord, devices: &[PathBuf]) -> Result<PathBuf, String> {
+    find_by(&LOOKS, volume, lun, devices)
+}
+
+fn find_by(
+    looks: &'static Looks,
+    volume: &str,
+    lun: &LunRecord,
+    devices: &[PathBuf],
+) -> Result<PathBuf, String> {
     let all = if devices.is_empty() { all() } else { devices.to_vec() };
-    let found = all.into_iter().filter_map(|path| candidate(lun, path)).collect();
-    choose(volume, lun, found, !devices.is_empty())
+    let of_lun = lun.clone();
+    let looked = looks.at_all(&all, move |path| candidate(&of_lun, path));
+    let found = looked.answers.into_iter().flatten().collect();
+    choose(volume, lun, found, !devices.is_empty()).map_err(|why| why + &silence(&looked.silent))
 }
 
 /// The LUN among the devices with its filesystem. `is_listed`: the configuration says where it may be.
@@ -71,11 +85,11 @@ pub fn paths_of(identity: &str, devices: &[PathBuf]) -> Vec<PathBuf> {
     all.into_iter().filter(|path| identity_at(path).as_deref() == Some(identity)).collect()
 }
 
-fn candidate(lun: &LunRecord, path: PathBuf) -> Option<Candidate> {
+fn candidate(lun: &LunRecord, path: &Path) -> Option<Candidate> {
     // A device that does not answer is not it now, whatever this host has in its buffers of it.
-    let device = open_lun(&path, LunRecord::bytes(&lun.uuid)?, None, false, None).ok()?;
+    let device = open_lun(path, LunRecord::bytes(&lun.uuid)?, None, false, None).ok()?;
     let identity = identity_of(device.metadata().ok()?.rdev());
-    Some(Candidate { path, identity })
+    Some(Candidate { path: path.to_path_buf(), identity })
 }
 
 /// All block devices, partitions among them.
@@ -91,6 +105,12 @@ fn all() -> Vec<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::OpenOptions;
+    use std::time::Duration;
+
+    use rustix::fs::Mode;
+    use weir_block::Nanos;
+
     use super::*;
 
     fn lun(identity: &str) -> LunRecord {
@@ -132,6 +152,25 @@ mod tests {
         assert!(by_two_paths.contains("`weir volume set-identity v naa.2`"), "{by_two_paths}");
         let two = chosen("naa.1", &[copy, ("/dev/sdd", Some("naa.3"))]).unwrap_err();
         assert!(two.contains("`weir volume set-identity v IDENTITY`"), "{two}");
+    }
+
+    /// A FIFO that nobody writes to is opened by nobody, as a multipath device without a path.
+    #[test]
+    fn a_device_that_hangs_is_named_and_not_waited_for_again() {
+        static LOOKS: Looks = Looks::new(Duration::from_secs(1));
+        let directory = tempfile::tempdir().unwrap();
+        let (hung, other) = (directory.path().join("hung"), directory.path().join("other"));
+        rustix::fs::mkfifoat(rustix::fs::CWD, &hung, Mode::RUSR | Mode::WUSR).unwrap();
+        std::fs::write(&other, "no filesystem").unwrap();
+        let begun = Nanos::now();
+        for _ in 0..10 {
+            let said = find_by(&LOOKS, "v", &lun("naa.1"), &[hung.clone(), other.clone()]).unwrap_err();
+            let end = format!("; {} does not answer", hung.display());
+            assert!(said.starts_with("none of lun.devices has LUN naa.1") && said.ends_with(&end), "{said}");
+        }
+        assert!(Nanos::now() - begun < Duration::from_secs(5));
+        // Ends the thread that waits.
+        drop(OpenOptions::new().write(true).open(&hung).unwrap());
     }
 
     /// What has no name of its own is known by its filesystem alone, as is a LUN whose record has none.

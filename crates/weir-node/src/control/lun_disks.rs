@@ -12,6 +12,7 @@ use weir_volume::lun::serving::OpenedDisk;
 use weir_volume::{BackingKind, DirVolume, Mark};
 
 use super::find_lun::find;
+use super::looks::LOOKS;
 use super::node::Node;
 use super::owner_fences::mark_of;
 use crate::peer::{Greeting, Purpose};
@@ -29,23 +30,26 @@ pub async fn connect(node: Arc<Node>, disk: String) {
 
 async fn try_connect(node: &Arc<Node>, disk: &str) -> Result<(), String> {
     let record = node.records.disk(disk).ok_or("it has no record")?;
-    let state = node.coordinators.get(&record.volume);
-    if !state.disks.contains(disk) {
-        node.coordinators.update(&record.volume, |state| {
-            state.disks.insert(disk.to_owned());
-        });
-    }
-    let wanted = Arc::clone(&state.redirected);
+    // Nobody gives a volume back while somebody else holds its filesystem: only whether it is there is kept.
+    let (wanted, is_here, coordinator) = {
+        let state = node.coordinators.get(&record.volume);
+        if !state.disks.contains(disk) {
+            node.coordinators.update(&record.volume, |state| {
+                state.disks.insert(disk.to_owned());
+            });
+        }
+        (state.redirected, state.mounted.is_some(), state.coordinator)
+    };
     node.shards.send(disk, Command::Redirect { disk: disk.to_owned(), wanted }).await;
     let until = node.coordinators.get(&record.volume).handover;
     node.shards.send(disk, Command::Handovers { disk: disk.to_owned(), until }).await;
-    if state.mounted.is_some() {
+    if is_here {
         serve(node, &record).await?;
         node.shards.send(disk, Command::CoordinatorHere { disk: disk.to_owned() }).await;
         return Ok(());
     }
     let me = node.session.node_ref();
-    let coordinator = state.coordinator.ok_or("nobody coordinates its volume")?;
+    let coordinator = coordinator.ok_or("nobody coordinates its volume")?;
     if coordinator == me {
         return Err("this node is about to coordinate its volume".into());
     }
@@ -72,11 +76,13 @@ async fn try_connect(node: &Arc<Node>, disk: &str) -> Result<(), String> {
 pub async fn find_path(node: Arc<Node>, disk: String) {
     let Some(volume) = node.records.disk(&disk).map(|record| record.volume) else { return };
     let record = node.records.volumes.now().get(&volume).and_then(|volume| volume.lun.clone());
-    let state = node.coordinators.get(&volume);
-    let (Some(known), Some(record)) = (state.lun, record) else { return };
-    if state.opens_path.swap(true, Ordering::Relaxed) {
-        return;
-    }
+    let (known, opens_path) = {
+        let state = node.coordinators.get(&volume);
+        // The rest is let go of: while somebody holds its filesystem, the volume is not given back.
+        (state.lun, state.opens_path)
+    };
+    let (Some(known), Some(record)) = (known, record) else { return };
+    let Some(_attempt) = Attempt::begin(opens_path) else { return };
     let (name, path, devices) = (volume.clone(), known.clone(), node.config.lun.devices.clone());
     let mark = mark_of(&node.session.node_ref());
     let open = move || open_or_find(&name, &path, &record, &devices, mark);
@@ -99,10 +105,25 @@ pub async fn find_path(node: Arc<Node>, disk: String) {
             weir_task::sleep(LOOK_AGAIN).await;
         }
     }
-    state.opens_path.store(false, Ordering::Relaxed);
 }
 
-/// The path that this node knows, or, if that leads there no more, another one to the same LUN. Blocks.
+/// The one attempt to open a path, until it is dropped, whatever ends it.
+struct Attempt(Arc<AtomicBool>);
+
+impl Attempt {
+    fn begin(is_under_way: Arc<AtomicBool>) -> Option<Attempt> {
+        (!is_under_way.swap(true, Ordering::Relaxed)).then_some(Attempt(is_under_way))
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+/// The path that this node knows, or, if that leads there no more or does not answer, another one to the same LUN. Blocks, but not on a device
+/// that does not answer.
 fn open_or_find(
     volume: &str,
     known: &Path,
@@ -111,13 +132,14 @@ fn open_or_find(
     mark: Mark,
 ) -> Result<(PathBuf, SharedFile), String> {
     let filesystem = LunRecord::bytes(&lun.uuid).ok_or("the record of its volume names no LUN")?;
-    let open = |path: &Path| BackingKind::open_path(path, filesystem, &lun.identity, true, Some(mark));
-    if let Ok(opened) = open(known) {
+    let identity = lun.identity.clone();
+    let open = move |path: &Path| BackingKind::open_path(path, filesystem, &identity, true, Some(mark));
+    if let Some(Ok(opened)) = LOOKS.at(known, open.clone()) {
         return Ok((known.to_path_buf(), opened));
     }
     let path = find(volume, lun, devices)?;
-    let opened = open(&path).map_err(|error| error.to_string())?;
-    Ok((path, opened))
+    let opened = LOOKS.at(&path, open).ok_or_else(|| format!("{} does not answer", path.display()))?;
+    Ok((path, opened.map_err(|error| error.to_string())?))
 }
 
 /// The device of a path is gone, and the LUN is at another one: disks that are opened from now on use it, too.
@@ -294,5 +316,47 @@ async fn stop(node: &Node, served: &mut BTreeMap<String, u64>, disk: Option<&str
             tracing::warn!(disk, %error, "a disk is still being served");
         }
         served.remove(&disk);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::fs::Mode;
+    use weir_cluster::records::{Record as _, VolumeKind, VolumeRecord, keys};
+
+    use super::*;
+    use crate::control::disk::tests::{disk_of_a, node};
+
+    /// No other path was looked for until the node was restarted.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_path_that_hangs_does_not_end_the_search_for_another_one() {
+        let directory = tempfile::tempdir().unwrap();
+        // Nobody writes to it: whoever opens it waits.
+        let hung = directory.path().join("hung");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &hung, Mode::RUSR | Mode::WUSR).unwrap();
+        let (mut node, _told) = node(directory.path()).await;
+        Arc::get_mut(&mut node).unwrap().config.lun.devices = vec![hung.clone()];
+        let lun = LunRecord {
+            identity: "naa.1".into(),
+            filesystem: "xfs".into(),
+            uuid: "1".repeat(32),
+            mark: "2".repeat(32),
+            heartbeat: 0,
+            redirected: false,
+        };
+        let (kind, lun) = (VolumeKind::Lun, Some(lun));
+        let volume = VolumeRecord { name: "v".into(), kind, path: hung.clone(), id: 7, lun, nbd: None };
+        node.registry.transact(volume.create(keys::volume("v"))).await.unwrap();
+        node.records.volumes.changes().wait_for(|known| known.contains_key("v")).await.unwrap();
+        disk_of_a(&node, |_| {}).await;
+        node.coordinators.update("v", |state| state.lun = Some(hung.clone()));
+        let opens_path = node.coordinators.get("v").opens_path;
+        for _ in 0..2 {
+            let looks = tokio::spawn(find_path(Arc::clone(&node), "d".into()));
+            tokio::time::timeout(Duration::from_secs(30), looks).await.expect("it ends").unwrap();
+            assert!(!opens_path.load(Ordering::Relaxed), "the next attempt is possible");
+        }
+        // Ends the thread that waits.
+        drop(std::fs::OpenOptions::new().write(true).open(&hung).unwrap());
     }
 }

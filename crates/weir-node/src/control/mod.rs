@@ -20,6 +20,7 @@
 //! - [`forwarders`], [`forwarding`]: the clients of disks here that other nodes forward;
 //! - [`readers`]: which other nodes' programs may read disks here;
 //! - [`find_lun`]: the LUN of such a volume among this host's devices;
+//! - [`looks`]: looks at devices that may not answer;
 //! - [`lun_disks`]: the disks of such volumes: served to their owners, and connected to their coordinators;
 //! - [`former_owners`], [`owner_fences`]: former owners of such disks are kept from the LUN;
 //! - [`clocks`]: the nodes' wall clocks, compared;
@@ -49,6 +50,7 @@ pub mod forwarding;
 pub mod grants;
 pub mod hearing;
 pub mod intents;
+pub mod looks;
 pub mod lun_disks;
 pub mod node;
 pub mod node_states;

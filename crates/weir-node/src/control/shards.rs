@@ -55,6 +55,12 @@ impl Shards {
         disks
     }
 
+    /// Whether a load overwrites a disk that is open here, so that it takes no clients. Never waits for a shard.
+    #[must_use]
+    pub fn takes_no_clients(&self, disk: &str) -> bool {
+        self.of(disk).health().takes_no_clients(disk)
+    }
+
     /// The health of each shard, by number.
     #[must_use]
     pub fn health(&self) -> Vec<Look> {

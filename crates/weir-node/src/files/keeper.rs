@@ -38,8 +38,11 @@ pub(super) struct Keeper {
     device: AsyncFd<OwnedFd>,
     /// The way to the disk's owner, on another node.
     owner: Owner,
-    /// Since when somebody has waited for the disk, and has had no answer.
+    /// Since when somebody has waited for the disk, and has had no answer. The time that a shard has taken over it does not count.
     waits_since: Option<Nanos>,
+    /// When a shard gave the file back without one answer: it may do so again, and closings are heard of meanwhile.
+    came_back: Option<Nanos>,
+    longest_wait: Duration,
 }
 
 impl Keeper {
@@ -53,7 +56,8 @@ impl Keeper {
         device: AsyncFd<OwnedFd>,
     ) -> Keeper {
         let owner = Owner::new(Arc::clone(&node), readers);
-        Keeper { node, exports, disk, device, owner, waits_since: None }
+        let (waits_since, came_back) = (None, None);
+        Keeper { node, exports, disk, device, owner, waits_since, came_back, longest_wait: LONGEST_WAIT }
     }
 
     /// Serves the file until the kernel or `ended` ends it.
@@ -67,7 +71,7 @@ impl Keeper {
                 tracing::warn!(disk = file.name(), %error, "fuse: the kernel has ended a disk's file");
                 return;
             }
-            let name = file.name().to_owned();
+            let (name, answers, handed_over) = (file.name().to_owned(), file.answers(), Nanos::now());
             let returned = match self.hand_over(file) {
                 Ok(returned) => returned,
                 Err(error) => {
@@ -82,9 +86,12 @@ impl Keeper {
                 },
                 _ = &mut ended => return,
             };
-            if file.is_open() {
-                // The disk was closed or moved, or takes no clients at present.
-                tokio::time::sleep(LOOK).await;
+            if file.answers() > answers {
+                self.waits_since = None;
+            } else if file.is_open() {
+                // It takes no clients at present; or the disk was closed or moved.
+                self.came_back = Some(Nanos::now());
+                self.waits_since = self.waits_since.map(|since| since + (Nanos::now() - handed_over));
             }
         }
     }
@@ -92,10 +99,10 @@ impl Keeper {
     /// Answers until the disk is here and somebody has its file open.
     async fn answer(&mut self, file: &mut File) -> io::Result<()> {
         loop {
-            if self.exports.serves(file.name()) {
+            let pauses = self.came_back.is_some_and(|at| Nanos::now() - at < LOOK);
+            if !pauses && serves(&self.node, &self.exports, (self.disk, file)) {
                 self.owner.hand_back(file, self.device.get_ref().as_fd())?;
                 if file.is_open() {
-                    self.waits_since = None;
                     return file.ask_again(self.device.get_ref().as_fd());
                 }
             }
@@ -107,7 +114,12 @@ impl Keeper {
                     let mut ready = ready?;
                     let device = ready.get_inner();
                     let mut taker = Taker {
-                        node: &self.node, exports: &self.exports, owner: &mut self.owner, device, file: &mut *file,
+                        node: &self.node,
+                        exports: &self.exports,
+                        disk: self.disk,
+                        owner: &mut self.owner,
+                        device,
+                        file: &mut *file,
                     };
                     if taker.take()? {
                         ready.clear_ready();
@@ -127,9 +139,8 @@ impl Keeper {
 
     /// Keeps the way to the owner as long as somebody has the file open, and to no other process.
     fn look_for_owner(&mut self, file: &mut File) -> io::Result<()> {
-        let record = self.node.records.disk(file.name());
-        let is_ours = record.is_some_and(|record| record.id == self.disk && record.importing == 0);
-        let owner = if is_ours { reads_at(&self.node, file) } else { None };
+        let is_whole = self.node.records.disk(file.name()).is_some_and(|record| record.importing == 0);
+        let owner = if is_whole { reads_at(&self.node, (self.disk, file)) } else { None };
         self.owner.follow(owner, file, self.device.get_ref().as_fd())
     }
 
@@ -137,15 +148,18 @@ impl Keeper {
     /// for a write cannot be killed).
     fn consider_giving_up(&mut self, file: &mut File) -> io::Result<()> {
         if !file.is_awaited() && !self.owner.is_awaited() {
-            self.waits_since = None;
+            // The kernel may have been told to send again what a shard then did not take.
+            if self.came_back.is_none_or(|at| Nanos::now() - at >= LOOK) {
+                (self.waits_since, self.came_back) = (None, None);
+            }
             return Ok(());
         }
         let now = Nanos::now();
         let since = *self.waits_since.get_or_insert(now);
         let is_refused = self.node.config.fuse.elsewhere == FilesElsewhere::Refuse
-            && owner_elsewhere(&self.node, file).is_some();
-        if is_refused || now - since >= LONGEST_WAIT {
-            let reason = self.exports.why_not_here(file.name());
+            && owner_elsewhere(&self.node, (self.disk, file)).is_some();
+        if is_refused || now - since >= self.longest_wait {
+            let reason = why_not(&self.node, &self.exports, (self.disk, file));
             tracing::warn!(disk = file.name(), reason, "fuse: requests of a disk's file fail");
             let device = self.device.get_ref().as_fd();
             self.owner.refuse_openers(file, device, &reason)?;
@@ -167,22 +181,42 @@ impl Keeper {
     }
 }
 
-/// The live process on another node that owns a file's disk.
-fn owner_elsewhere(node: &Node, file: &File) -> Option<NodeRef> {
-    let owner = node.records.disk(file.name())?.owner?;
+/// Whether the shard takes the file of the disk with this identity now, as far as is known here.
+fn serves(node: &Node, exports: &Exports, (disk, file): (u64, &File)) -> bool {
+    // Whoever has the file of a deleted disk open gets nothing of another one of its name.
+    let is_here = node.here.id(file.name()) == Some(disk) && exports.serves(file.name());
+    is_here && !node.shards.takes_no_clients(file.name())
+}
+
+/// The reason why the disk's shard does not take the file, in words.
+fn why_not(node: &Node, exports: &Exports, (disk, file): (u64, &File)) -> String {
+    let name = file.name();
+    match node.here.id(name) {
+        Some(other) if other != disk => "the disk is gone, and another one has its name".into(),
+        Some(_) if node.shards.takes_no_clients(name) => "a load overwrites the disk".into(),
+        Some(_) if exports.serves(name) => "the disk is open here, and takes no clients".into(),
+        _ => exports.why_not_here(name),
+    }
+}
+
+/// The live process on another node that owns the disk with this identity.
+fn owner_elsewhere(node: &Node, (disk, file): (u64, &File)) -> Option<NodeRef> {
+    let owner = node.records.disk(file.name()).filter(|record| record.id == disk)?.owner?;
     (owner != node.session.node_ref() && is_live(&node.records.nodes.now(), &owner)).then_some(owner)
 }
 
 /// The owner that answers what is read here.
-fn reads_at(node: &Node, file: &File) -> Option<NodeRef> {
+fn reads_at(node: &Node, of: (u64, &File)) -> Option<NodeRef> {
     let reads = node.config.fuse.elsewhere == FilesElsewhere::Read;
-    if reads { owner_elsewhere(node, file) } else { None }
+    if reads { owner_elsewhere(node, of) } else { None }
 }
 
 /// Takes what the kernel asks for, while the shard does not.
 struct Taker<'a> {
     node: &'a Node,
     exports: &'a Exports,
+    /// The identity of the disk.
+    disk: u64,
     owner: &'a mut Owner,
     device: &'a OwnedFd,
     file: &'a mut File,
@@ -205,7 +239,7 @@ impl Taker<'_> {
             match self.file.take(self.device.as_fd(), &request[..length])? {
                 Asked::Nothing => {}
                 Asked::Closed => self.owner.leave(self.file),
-                Asked::Open { unique, .. } if self.exports.serves(self.file.name()) => {
+                Asked::Open { unique, .. } if serves(self.node, self.exports, (self.disk, self.file)) => {
                     self.file.opened(self.device.as_fd(), unique)?;
                     // The shard takes the rest.
                     return Ok(false);
@@ -223,12 +257,12 @@ impl Taker<'_> {
 
     fn open(&mut self, unique: u64, writes: bool) -> io::Result<()> {
         let device = self.device.as_fd();
-        let is_read = reads_at(self.node, self.file).is_some();
+        let is_read = reads_at(self.node, (self.disk, self.file)).is_some();
         if !writes && is_read {
             return self.owner.open(unique, self.file, device);
         }
         if let Some(left_out) = FILE_REFUSED.pass(Nanos::now()) {
-            let (disk, reason) = (self.file.name(), self.exports.why_not_here(self.file.name()));
+            let (disk, reason) = (self.file.name(), why_not(self.node, self.exports, (self.disk, self.file)));
             tracing::warn!(disk, writes, reason, left_out, "fuse: opening a disk's file is refused");
         }
         // A busy file is waited for, by `losetup` without an end; one that takes no writes is read.
@@ -242,9 +276,12 @@ impl Taker<'_> {
         }
         let reads = matches!(io.kind, IoKind::Read | IoKind::Seek { .. });
         // Nothing changes a disk where another node owns it.
-        if !reads && owner_elsewhere(self.node, self.file).is_some() {
+        if !reads && owner_elsewhere(self.node, (self.disk, self.file)).is_some() {
             return self.file.refuse(self.device.as_fd(), io.sender.unique, Errno::IO);
         }
         self.file.keep_waiting(self.device.as_fd(), io.sender, io.kind)
     }
 }
+
+#[cfg(test)]
+mod tests;

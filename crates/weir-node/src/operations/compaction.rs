@@ -141,9 +141,8 @@ impl Operations {
         let before = self.check_room(record).await?;
         let epoch = self.node.coordinators.get(&record.volume).mounted.map_or(0, |(epoch, _)| epoch);
         let compaction = Arc::new(Compaction::new(epoch, before));
-        if !self.node.coordinators.compactions.begin(disk, &compaction) {
-            self.check_not_compacting(disk)?;
-        }
+        let begun = self.node.coordinators.compactions.begin(disk, &compaction);
+        begun.map_err(|percent| is_compacting(disk, percent))?;
         let (operations, of, one) = (self.clone(), disk.to_owned(), Arc::clone(&compaction));
         let volume = record.volume.clone();
         weir_task::spawn(async move {
@@ -206,9 +205,8 @@ impl Operations {
 
     /// A disk that is being compacted is not opened, and not compacted again.
     pub(super) fn check_not_compacting(&self, disk: &str) -> Answer<()> {
-        let Some(percent) = self.node.coordinators.compactions.under_way(disk) else { return Ok(()) };
-        let message = format!("disk {disk} is being compacted: {percent} % copied");
-        Err(ApiError::new(ApiErrorKind::Refused, message).hint("try again when that is over"))
+        let percent = self.node.coordinators.compactions.under_way(disk);
+        percent.map_or(Ok(()), |percent| Err(is_compacting(disk, percent)))
     }
 
     /// Whether the volume has space for a second copy of what the disk's file has. A copy whose node has ended does not count: it is removed.
@@ -241,6 +239,11 @@ impl Operations {
         }
         Ok(found)
     }
+}
+
+fn is_compacting(disk: &str, percent: u64) -> ApiError {
+    let message = format!("disk {disk} is being compacted: {percent} % copied");
+    ApiError::new(ApiErrorKind::Refused, message).hint("try again when that is over")
 }
 
 /// `None`: there are too many extents to count them in time. Blocks.

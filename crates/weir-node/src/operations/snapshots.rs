@@ -472,21 +472,25 @@ impl Operations {
         check_snapshot(&disk, &own)?;
         // Or a sweep for what others have left would take it for that.
         let _cloning = if snapshot.is_none() { self.node.intents.begin_clone(&own) } else { None };
-        if snapshot.is_none() {
-            let only = CreateSnapshot { name: own.clone(), group: Vec::new() };
-            self.create_snapshot(&disk, only).await?;
-        }
         let made = async {
+            if snapshot.is_none() {
+                let only = CreateSnapshot { name: own.clone(), group: Vec::new() };
+                self.create_snapshot(&disk, only).await?;
+            }
             let found = self.snapshot(&record, &own).await?;
             let (volume, logical_block) = (record.volume.clone(), record.logical_block);
             let new = CreateDisk { name, volume, size: found.size, logical_block, policy, medium, limit };
             self.make_disk(new, Origin::Snapshot { disk: disk.clone(), snapshot: own.clone() }).await
         };
         let made = made.await;
+        // Also one that could not be made, as far as is known here.
         if snapshot.is_none() {
             let delete = DeleteSnapshot { name: own, dry_run: false };
-            if let Err(error) = self.delete_snapshot(&disk, delete).await {
-                tracing::warn!(disk, %error, "the snapshot that a clone was made from is left");
+            match self.delete_snapshot(&disk, delete).await {
+                Err(error) if error.kind != ApiErrorKind::NotFound => {
+                    tracing::warn!(disk, %error, "the snapshot that a clone was made from is left");
+                }
+                Ok(_) | Err(_) => {}
             }
         }
         made
@@ -607,9 +611,9 @@ fn finish_all(files: &dyn DiskFiles, all: Vec<Unfinished>) -> Result<Vec<Snapsho
             Ok(snapshot) => finished.push(snapshot),
             Err(error) => {
                 let _left = abandon_all(files, rest.collect());
-                for one in finished {
-                    snapshot::remove(files, &one.disk, &one.name)?;
-                }
+                let removed: Vec<_> =
+                    finished.iter().map(|one| snapshot::remove(files, &one.disk, &one.name)).collect();
+                removed.into_iter().collect::<Result<(), _>>()?;
                 return Err(error);
             }
         }

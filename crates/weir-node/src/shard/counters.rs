@@ -1,7 +1,7 @@
-//! What a disk publishes for other threads: what its limit has delayed, and by which way its I/O goes. Publishing is a few stores for each
+//! What a disk publishes for other threads: what its limit has delayed, by which way its I/O goes, and whether it takes clients. Publishing is a few stores for each
 //! turn of the disk, so that nobody who reads it makes a shard wait.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use weir_export::Delays;
@@ -12,6 +12,8 @@ use weir_volume::lun::route_status::{Reasons, RouteCounts, RouteState, RouteStat
 pub struct DiskCounters {
     delayed: AtomicU64,
     waited: AtomicU64,
+    /// A load overwrites the disk.
+    takes_no_clients: AtomicBool,
     /// The state's place in [`RouteState::ALL`], from 1, and above [`STATE_BITS`] the reasons; 0: there are no routes. One word, so that a
     /// reader never takes the reasons of one state for those of another.
     route: AtomicU32,
@@ -43,6 +45,17 @@ impl DiskCounters {
         self.delayed.store(delays.requests, Ordering::Relaxed);
         let waited = u64::try_from(delays.waited.as_nanos()).unwrap_or(u64::MAX);
         self.waited.store(waited, Ordering::Relaxed);
+    }
+
+    /// Publishes whether a load keeps clients out.
+    pub fn publish_exclusion(&self, takes_no_clients: bool) {
+        self.takes_no_clients.store(takes_no_clients, Ordering::Relaxed);
+    }
+
+    /// Whether a load keeps clients out.
+    #[must_use]
+    pub fn takes_no_clients(&self) -> bool {
+        self.takes_no_clients.load(Ordering::Relaxed)
     }
 
     /// Publishes the way of the disk's I/O.

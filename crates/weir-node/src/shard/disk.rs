@@ -26,6 +26,7 @@ use super::messages::{Arrival, DiskStatus, LimitDelays, LoadLayer, NotClosed, Op
 use super::profile::DiskProfile;
 use super::stack::Top;
 use super::{ShardConfig, answer};
+use crate::throttles::CLIENT_NOT_TAKEN;
 use crate::units::count_are;
 
 /// Rounds of requests in one turn; then commands and events are looked at.
@@ -253,6 +254,7 @@ impl Disk {
             return answer(result, Err(reason));
         }
         self.load = RunningLoad::start(layer, workload, force, self.top.accel_mut(), result);
+        self.publish_load();
         self.follow_wish(reactor);
     }
 
@@ -297,10 +299,18 @@ impl Disk {
         }
     }
 
+    fn publish_load(&self) {
+        let excludes = self.load.as_ref().is_some_and(|load| load.excludes_clients);
+        self.counters.publish_exclusion(excludes);
+    }
+
     /// Takes a client that has chosen this disk. A load that overwrites the disk keeps clients out; they may try again.
     pub fn attach(&mut self, client: Client, workspace: &mut Workspace) {
         if self.load.as_ref().is_some_and(|load| load.excludes_clients) {
-            tracing::warn!(disk = self.name, "client not taken: a load overwrites the disk");
+            // Whoever has a program behind it tries again at once.
+            if let Some(left_out) = CLIENT_NOT_TAKEN.pass(Nanos::now()) {
+                tracing::warn!(disk = self.name, left_out, "client not taken: a load overwrites the disk");
+            }
             return;
         }
         if let Some(via) = client.follows_on().filter(|via| self.follower.as_deref() != Some(*via)) {
@@ -308,8 +318,10 @@ impl Disk {
             tracing::info!(disk = self.name, via, "client not taken: its node does not follow");
             return;
         }
-        if let Err(error) = self.exports.attach(client, workspace) {
-            tracing::warn!(disk = self.name, %error, "client not taken");
+        if let Err(error) = self.exports.attach(client, workspace)
+            && let Some(left_out) = CLIENT_NOT_TAKEN.pass(Nanos::now())
+        {
+            tracing::warn!(disk = self.name, %error, left_out, "client not taken");
         }
     }
 
@@ -436,6 +448,7 @@ impl Disk {
             load.take(self.top.accel_mut(), &mut self.done);
             if load.is_over() {
                 self.load = None;
+                self.publish_load();
                 self.follow_wish(reactor);
             }
         }

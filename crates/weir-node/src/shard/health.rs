@@ -117,6 +117,12 @@ impl Health {
         self.lock().values().map(|(name, counters)| counters.read(name)).collect()
     }
 
+    /// Whether a load keeps clients from a disk here.
+    #[must_use]
+    pub fn takes_no_clients(&self, disk: &str) -> bool {
+        self.lock().values().any(|(name, counters)| name == disk && counters.takes_no_clients())
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<usize, (String, Arc<DiskCounters>)>> {
         self.disks.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -214,6 +220,10 @@ mod tests {
         pulse.name(3, Some(("d3", Arc::clone(&counters))));
         counters.publish_delays(Delays { requests: 7, waited: Duration::from_millis(20), waiting: 1 });
         assert_eq!(health.disks(), [counters.read("d3")]);
+        counters.publish_exclusion(true);
+        assert!(health.takes_no_clients("d3") && !health.takes_no_clients("d4"));
+        counters.publish_exclusion(false);
+        assert!(!health.takes_no_clients("d3"));
         pulse.begin(Nanos(5 * MS));
         pulse.disk(3);
         assert_eq!(health.look(Nanos(10 * MS)).hangs, None);

@@ -1,6 +1,7 @@
 //! `weir image`: disks from image files and image files from disks, through qemu-img and the disks' NBD exports.
 
 mod leftover;
+mod pieces;
 mod program;
 mod source;
 
@@ -19,7 +20,7 @@ use weir_node::client::Client;
 use weir_node::units::about;
 
 use self::program::Programs;
-use self::source::Source;
+use self::source::{Image, text};
 use super::disk;
 use super::incomplete::give_up;
 use crate::cli::{CloneSource, Format, ImageCommand};
@@ -40,10 +41,11 @@ pub fn run(global: &Global, command: ImageCommand) -> Result<(), Failure> {
             let size = source.size.checked_next_multiple_of(UNIT).unwrap_or(source.size);
             let wanted = CreateDisk { name, volume, size, logical_block: block, policy, medium, limit };
             let mut programs = Programs::new(global.output)?;
+            let image = Image::of_file(&source.path, source.format)?;
             if source.format == Format::Qcow2 {
-                programs.check(&source.path)?;
+                programs.check(&image, text(&source.path)?)?;
             }
-            let disk = import(&any_node(global)?, &mut programs, &source, &wanted)?;
+            let disk = made(&any_node(global)?, &mut programs, &wanted, &image)?;
             print(global.output, &disk, disk::show)
         }
         ImageCommand::Export { source, file, format } => {
@@ -63,21 +65,12 @@ pub fn run(global: &Global, command: ImageCommand) -> Result<(), Failure> {
     }
 }
 
-fn import(
-    client: &Client,
-    programs: &mut Programs,
-    source: &Source,
-    wanted: &CreateDisk,
-) -> Result<DiskView, Failure> {
-    made(client, programs, wanted, (source.format, text(&source.path)?))
-}
-
-/// Makes a disk with a content. `from`: its format, and where it is.
+/// Makes a disk with a content.
 fn made(
     client: &Client,
     programs: &mut Programs,
     wanted: &CreateDisk,
-    from: (Format, &str),
+    from: &Image,
 ) -> Result<DiskView, Failure> {
     let needed_bytes = programs.allocated(from)?;
     let import = client.begin_import(&BeginImport { disk: wanted.clone(), needed_bytes })?;
@@ -88,15 +81,15 @@ fn fill(
     client: &Client,
     programs: &mut Programs,
     import: &Importing,
-    (format, from): (Format, &str),
+    from: &Image,
 ) -> Result<DiskView, Failure> {
     let view = client.open_import(import)?;
     let address: Uri = reachable(&view)?.parse().map_err(Failure::failed)?;
     let address = Uri { export: import.export(), ..address };
     let uri = &address.to_string();
     // The disk is new: what is zero in the image need not be written. And flushes count, which by default they do not.
-    let how = ["-n", "--target-is-zero", "-t", "writeback", "-f", format.name(), "-O", "raw"];
-    programs.convert(&[&how[..], &[from, uri]].concat())?;
+    let how = ["-n", "--target-is-zero", "-t", "writeback", "-O", "raw"];
+    programs.convert(&[&how[..], &from.arguments(), &[uri]].concat())?;
     let mut check = NbdClient::connect(&address).map_err(Failure::failed)?;
     check.flush().map_err(Failure::failed)?;
     check.disconnect();
@@ -157,7 +150,7 @@ pub fn copy(
     let copy = with_still(&client, source, |from| {
         let size = from.size;
         let wanted = CreateDisk { name, volume, size, logical_block, policy, medium, limit };
-        made(&client, &mut programs, &wanted, (Format::Raw, reachable(from)?))
+        made(&client, &mut programs, &wanted, &Image::raw(reachable(from)?))
     })?;
     print(global.output, &copy, disk::show)
 }
@@ -270,8 +263,4 @@ fn reachable(view: &DiskView) -> Result<&str, Failure> {
         let owner = view.owner.as_deref().unwrap_or("the disk's owner");
         Failure::refused(message).hint(format!("repeat the command on the host of node {owner}"))
     })
-}
-
-fn text(path: &Path) -> Result<&str, Failure> {
-    path.to_str().ok_or_else(|| Failure::usage(format!("{} is not UTF-8", path.display())))
 }

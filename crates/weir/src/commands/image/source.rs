@@ -2,7 +2,8 @@
 //!
 //! QEMU opens whatever other files an image names, and guesses the format by the first bytes, which in a raw image are the guest's: a
 //! guest could name any file of the host as its backing file, and read it once its image is taken for qcow2. So the header is read here
-//! first, and nothing is opened that needs another file.
+//! first, and nothing is opened that needs another file. Whoever writes to the file may put one in afterwards: QEMU is told to open no backing
+//! file in any case. (It has no such word for a file with the data.)
 
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
@@ -36,6 +37,46 @@ pub struct Source {
     pub format: Format,
     /// Bytes of the disk in it.
     pub size: u64,
+}
+
+/// What qemu-img is to read, in its words.
+#[derive(Debug)]
+pub struct Image(Vec<String>);
+
+impl Image {
+    /// What is at a path or an address, byte by byte.
+    pub fn raw(at: &str) -> Image {
+        Image(vec!["-f".into(), Format::Raw.name().into(), at.into()])
+    }
+
+    /// An image in a file or on a block device. `path`: absolute.
+    ///
+    /// # Errors
+    /// The path is not UTF-8.
+    pub fn of_file(path: &Path, format: Format) -> Result<Image, Failure> {
+        let shown = text(path)?;
+        if format == Format::Raw {
+            return Ok(Image::raw(shown));
+        }
+        let is_device = std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device());
+        let driver = if is_device { "host_device" } else { "file" };
+        let file = serde_json::json!({ "driver": driver, "filename": shown });
+        let image = serde_json::json!({ "driver": format.name(), "file": file, "backing": null });
+        Ok(Image(vec![format!("json:{image}")]))
+    }
+
+    /// Arguments of qemu-img.
+    pub fn arguments(&self) -> Vec<&str> {
+        self.0.iter().map(String::as_str).collect()
+    }
+}
+
+/// A path in an argument of another program.
+///
+/// # Errors
+/// It is not UTF-8.
+pub fn text(path: &Path) -> Result<&str, Failure> {
+    path.to_str().ok_or_else(|| Failure::usage(format!("{} is not UTF-8", path.display())))
 }
 
 /// Examines an image. `wanted`: the format, if the user names it.
