@@ -81,8 +81,6 @@ pub enum Bug {
     DoubtForEver,
     /// The owner takes a flush of the LUN that has failed for done (P8).
     SwallowFlushError,
-    /// The owner does not mind that a sync of another one has failed (P8).
-    ForgetFailedSync,
     /// The coordinator answers a write that the filesystem has made and not committed (P8).
     AnswerBeforeCommit,
     /// What is known of a file's layout stays known while a write moves the blocks (I1, I3).
@@ -141,9 +139,8 @@ impl Bug {
     ];
 
     /// Those of the shells around the cores of one file: of their I/O, buffers and connections.
-    pub const SHELLS: [Bug; 7] = [
+    pub const SHELLS: [Bug; 6] = [
         Bug::SwallowFlushError,
-        Bug::ForgetFailedSync,
         Bug::AnswerBeforeCommit,
         Bug::KeepKnownLayout,
         Bug::KeepClonedLayout,
@@ -196,7 +193,6 @@ impl Bug {
             Bug::EnterForEver => "enter-for-ever",
             Bug::DoubtForEver => "doubt-for-ever",
             Bug::SwallowFlushError => "swallow-flush-error",
-            Bug::ForgetFailedSync => "forget-failed-sync",
             Bug::AnswerBeforeCommit => "answer-before-commit",
             Bug::KeepKnownLayout => "keep-known-layout",
             Bug::KeepClonedLayout => "keep-cloned-layout",

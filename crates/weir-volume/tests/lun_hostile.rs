@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use weir_block::{Action, Engine, IoError, Nanos, Reactor, SharedFile, Token};
 use weir_net::{Channel, ChannelError};
-use weir_volume::lun::failed_syncs::FailedSyncs;
 use weir_volume::lun::leases::Piece;
 use weir_volume::lun::redirect::{Data, ToCoordinator, ToOwner, wire};
 use weir_volume::lun::router::{Kind, Range, Request};
@@ -25,7 +24,6 @@ struct Work {
     path: PathBuf,
     may_end: Mutex<bool>,
     ended: Condvar,
-    failed_syncs: FailedSyncs,
 }
 
 impl Work {
@@ -70,10 +68,6 @@ impl FileWork for Work {
     fn is_usable(&self) -> bool {
         true
     }
-
-    fn failed_syncs(&self) -> &FailedSyncs {
-        &self.failed_syncs
-    }
 }
 
 struct World {
@@ -104,12 +98,7 @@ impl World {
             || SharedFile::new(std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap());
         let mut reactor = common::reactor(Engine::Auto);
         let (file, lun) = (open(), open());
-        let work = Arc::new(Work {
-            path,
-            may_end: Mutex::default(),
-            ended: Condvar::new(),
-            failed_syncs: FailedSyncs::default(),
-        });
+        let work = Arc::new(Work { path, may_end: Mutex::default(), ended: Condvar::new() });
         let opened = OpenedDisk::new(Arc::clone(&work) as Arc<dyn FileWork>, file, lun, SIZE);
         let mut served = ServedDisk::new(&mut reactor, opened, 1, None, None).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();

@@ -82,9 +82,7 @@ impl World {
             .unwrap();
         for message in messages {
             match message {
-                ToCoordinator::Hello { .. } => {
-                    self.send(ToOwner::Welcome { epoch: 1, piece: PIECE, failed_syncs: 0 })
-                }
+                ToCoordinator::Hello { .. } => self.send(ToOwner::Welcome { epoch: 1, piece: PIECE }),
                 ToCoordinator::Redirected { request, data, .. } => {
                     let Data::Bytes(bytes) = data else { panic!("a write") };
                     self.asked.push((request.id, bytes.bytes()[0]));

@@ -19,7 +19,6 @@ mod admission;
 mod children;
 pub mod claim;
 pub mod coordinator;
-pub mod failed_syncs;
 pub mod fence_command;
 pub mod fencing;
 pub mod filesystem;

@@ -51,9 +51,6 @@ pub struct Request {
     pub range: Range,
 }
 
-/// The context of the error of a flush that a failed sync spoils.
-pub const AFTER_FAILED_SYNC: &str = "flushing a shared LUN after a failed sync";
-
 /// Something that happened.
 ///
 /// Messages of the coordinator arrive in the order in which it sent them, and none of a connection that is gone: an answer that was
@@ -78,8 +75,6 @@ pub enum Event {
         /// Why.
         error: IoError,
     },
-    /// Somebody's sync of the LUN has failed: what was written here and not flushed may be lost, and the next flush would not tell (P8).
-    SyncFailed,
     /// The coordinator has done a request through its filesystem, durably, or has failed.
     Redirected {
         /// The request.
@@ -196,7 +191,7 @@ pub struct UnderWay {
     parts: usize,
     /// Of a change through the coordinator's filesystem.
     lacks: Lacks,
-    /// A part has failed, or may be lost: the request is done again.
+    /// A part has failed: the request is done again.
     failed: bool,
     /// Its client has been told that it failed. It may still be done by the former coordinator, so nothing that overlaps it begins (P4).
     given_up: bool,
@@ -232,10 +227,6 @@ pub struct Router {
     overdue: Option<IoError>,
     /// The disk is closed here.
     abandoned: Option<IoError>,
-    /// Flushes that fail even if the LUN does them: a sync has failed.
-    spoiled: Vec<u64>,
-    /// The next flush is one of them.
-    spoils_next: bool,
     planted: Planted,
 }
 
@@ -268,8 +259,6 @@ impl Router {
             through_filesystem: false,
             overdue: None,
             abandoned: None,
-            spoiled: Vec::new(),
-            spoils_next: false,
             planted,
         }
     }
@@ -350,35 +339,15 @@ impl Router {
 
     /// Takes an event into account and appends what follows from it to `effects`.
     pub fn step(&mut self, event: Event, effects: &mut Vec<Effect>) {
-        let from = effects.len();
-        self.take(event, effects);
-        self.answer_recalls(effects);
-        self.start(effects);
-        self.fail_spoiled(&mut effects[from..]);
-    }
-
-    fn take(&mut self, event: Event, effects: &mut Vec<Effect>) {
         match event {
-            Event::Submitted(request) => {
-                if request.kind == Kind::Flush && (self.spoils_next || !self.spoiled.is_empty()) {
-                    self.spoils_next = false;
-                    self.spoiled.push(request.id);
-                }
-                self.waiting.push_back(request);
-            }
+            Event::Submitted(request) => self.waiting.push_back(request),
             Event::Answered { id, ok } => self.answered(id, ok, effects),
             Event::NotFlushed { id, error } => {
                 let before = self.under_way.len();
                 self.under_way.retain(|one| one.request.id != id || one.request.kind != Kind::Flush);
                 if self.under_way.len() < before {
                     effects.push(Effect::Failed { id, error });
-                    self.spoil();
                 }
-            }
-            Event::SyncFailed if self.planted.has(Bug::ForgetFailedSync) => {}
-            Event::SyncFailed => {
-                self.spoil();
-                self.spoils_next = self.spoiled.is_empty();
             }
             Event::Redirected { id, result, grants } => self.redirected(id, result, &grants, effects),
             // Of a connection that is gone.
@@ -408,37 +377,8 @@ impl Router {
             }
             Event::Abandon(error) => self.abandon(error, effects),
         }
-    }
-
-    /// A sync has failed. No flush that has come until now makes anything durable for certain; those that come before one of them is answered do
-    /// not, either. What is being written may be lost in part before it is answered, so it is done again.
-    fn spoil(&mut self) {
-        for one in self.under_way.iter_mut().filter(|one| one.request.kind.changes() && !one.given_up) {
-            one.failed = true;
-        }
-        let under_way = self.under_way.iter().filter(|one| !one.given_up).map(|one| one.request);
-        let all = under_way.chain(self.waiting.iter().copied());
-        let flushes = all.filter(|request| request.kind == Kind::Flush).map(|request| request.id);
-        let known = std::mem::take(&mut self.spoiled);
-        self.spoiled = flushes.collect();
-        self.spoiled.extend(known);
-        self.spoiled.sort_unstable();
-        self.spoiled.dedup();
-    }
-
-    fn fail_spoiled(&mut self, effects: &mut [Effect]) {
-        if self.spoiled.is_empty() {
-            return;
-        }
-        for effect in effects {
-            let (Effect::Done(id) | Effect::Failed { id, .. }) = *effect else { continue };
-            let Some(place) = self.spoiled.iter().position(|spoiled| *spoiled == id) else { continue };
-            self.spoiled.swap_remove(place);
-            if *effect == Effect::Done(id) {
-                let error = IoError::from_errno(libc::EIO, AFTER_FAILED_SYNC);
-                *effect = Effect::Failed { id, error };
-            }
-        }
+        self.answer_recalls(effects);
+        self.start(effects);
     }
 
     fn answered(&mut self, id: u64, ok: bool, effects: &mut Vec<Effect>) {
@@ -476,14 +416,13 @@ impl Router {
     ) {
         let waits = |one: &UnderWay| one.request.id == id && one.route == Route::File;
         let Some(index) = self.under_way.iter().position(waits) else { return };
-        let UnderWay { request, locks, failed, .. } = self.under_way.remove(index);
+        let locks = self.under_way.remove(index).locks;
         let own: Vec<Piece> = grants.iter().filter_map(|grant| grant.within(locks)).collect();
         self.take_grants(&own);
-        match result {
-            Ok(()) if failed => self.again(request),
-            Ok(()) => effects.push(Effect::Done(id)),
-            Err(error) => effects.push(Effect::Failed { id, error }),
-        }
+        effects.push(match result {
+            Ok(()) => Effect::Done(id),
+            Err(error) => Effect::Failed { id, error },
+        });
     }
 
     fn take_grants(&mut self, grants: &[Piece]) {

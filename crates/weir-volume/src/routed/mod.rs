@@ -99,8 +99,6 @@ pub struct RoutedBacking {
     link: Link,
     /// The highest epoch of a coordinator (P2).
     coordinator_epoch: u64,
-    /// The epoch of the last coordinator, and how many failed syncs it has told.
-    failed_syncs: Option<(u64, u64)>,
     /// Counts the connections to the coordinator.
     connection: u32,
     pending: Slab<Pending>,
@@ -176,7 +174,6 @@ impl RoutedBacking {
             path_at: reactor.now() + PATH_AGAIN,
             link: Link::None,
             coordinator_epoch: 0,
-            failed_syncs: None,
             connection: 0,
             pending: Slab::new(),
             parts: Slab::new(),
@@ -361,10 +358,9 @@ impl RoutedBacking {
             }
             // What it has would be asked for again.
             ToOwner::Welcome { .. } if self.core.has_coordinator() => return Err(LinkError::Unknown),
-            ToOwner::Welcome { epoch, failed_syncs, .. } => {
+            ToOwner::Welcome { epoch, .. } => {
                 self.coordinator_epoch = epoch;
                 self.patience.greeted();
-                self.hear_of_syncs(reactor, epoch, failed_syncs);
                 self.step(reactor, router::Event::CoordinatorFound);
             }
             ToOwner::Answer { id, result, grants, data } => {
@@ -383,23 +379,8 @@ impl RoutedBacking {
                 self.step(reactor, router::Event::Recalled { number, range });
             }
             ToOwner::Grant(grants) => self.step(reactor, router::Event::Granted(grants)),
-            ToOwner::SyncsFailed(count) => self.hear_of_syncs(reactor, self.coordinator_epoch, count),
         }
         Ok(())
-    }
-
-    /// The coordinator of an epoch says how many syncs of the volume have failed since it has mounted it.
-    fn hear_of_syncs(&mut self, reactor: &mut Reactor, epoch: u64, count: u64) {
-        let is_news = match self.failed_syncs {
-            // Whatever is written here came later.
-            None => false,
-            Some((of, known)) => count > if of == epoch { known } else { 0 },
-        };
-        self.failed_syncs = Some((epoch, count));
-        if is_news {
-            tracing::warn!("a sync of a shared LUN has failed: the next flush of the disk fails, too");
-            self.step(reactor, router::Event::SyncFailed);
-        }
     }
 
     fn receive(&mut self, reactor: &mut Reactor) {

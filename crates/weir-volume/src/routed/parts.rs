@@ -4,7 +4,6 @@ use weir_block::{Buffer, IoError, Nanos, Reactor, RequestKind};
 
 use super::link::LinkError;
 use super::{PROBE_EVERY, RoutedBacking};
-use crate::lun::failed_syncs::is_of_path;
 use crate::lun::leases::{Lease, Piece};
 use crate::lun::redirect::ToCoordinator;
 use crate::lun::router::{self, Kind, Route};
@@ -164,8 +163,6 @@ impl RoutedBacking {
             if self.planted.has(Bug::SwallowFlushError) {
                 return self.step(reactor, router::Event::Answered { id, ok: true });
             }
-            // So that the other owners hear of it.
-            self.link.send(reactor, ToCoordinator::SyncFailed);
             let error = IoError::from_errno(errno, "flushing a shared LUN");
             return self.step(reactor, router::Event::NotFlushed { id, error });
         }
@@ -203,4 +200,22 @@ impl RoutedBacking {
         }
         Ok(())
     }
+}
+
+/// The error is that of the way to the LUN, or of a fence: the LUN itself has kept what it had.
+fn is_of_path(errno: i32) -> bool {
+    const ALL: [i32; 11] = [
+        libc::EPERM,
+        libc::EACCES,
+        libc::EROFS,
+        libc::EBADE,
+        libc::ENOLINK,
+        libc::ENODEV,
+        libc::ENXIO,
+        libc::ETIMEDOUT,
+        libc::EHOSTDOWN,
+        libc::ENOTCONN,
+        libc::ESHUTDOWN,
+    ];
+    ALL.contains(&errno)
 }

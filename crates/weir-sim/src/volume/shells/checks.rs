@@ -1,23 +1,16 @@
 //! What has to hold after every step: the invariants of `VOLUME.md` §3, and the promises to the client.
 
-use std::time::Duration;
-
 use weir_volume::lun::leases::{Lease, Piece};
-use weir_volume::routed::RoutedBacking;
 
 use super::client::Pending;
 use super::storage::{Changed, version_of};
 use super::{BLOCK, BLOCKS, SIZE, World};
 use crate::volume::checks::locked_twice;
 
-/// An owner whose connection is not blocked hears of a failed sync within this time.
-const IS_TOLD: Duration = Duration::from_millis(100);
-
 impl World {
     pub fn check(&mut self) {
         let (changes, violation) = {
             let mut lun = self.lun.lock();
-            lun.now = self.world.now();
             (lun.take_changes(), lun.violation.take())
         };
         let broken = violation
@@ -85,23 +78,6 @@ impl World {
         found.or_else(|| locked_twice(router))
     }
 
-    /// A sync that has failed is told by the coordinator at that time to the owner at that time: if either of them has gone, nobody may have been
-    /// told.
-    pub fn doubt_if_dropped(&mut self) {
-        let mut lun = self.lun.lock();
-        if lun.has_dropped() {
-            self.doubted = lun.tick();
-        }
-    }
-
-    /// The owner may not have heard yet of the failed sync by which a block is not durable.
-    fn may_be_untold(&self, block: usize) -> bool {
-        let owner = self.owner.and_then(|node| self.nodes[node].owner.as_ref());
-        let is_connected = owner.is_some_and(RoutedBacking::has_coordinator);
-        let dropped_at = self.lun.lock().dropped_at(block);
-        dropped_at.is_some_and(|at| !is_connected || self.world.now() < at.max(self.blocked_until) + IS_TOLD)
-    }
-
     /// P8: what was answered before a flush began survives. What was under way then may survive or not.
     pub fn check_flush(&mut self, id: u64, pending: &Pending) {
         self.counts.durable += 1;
@@ -121,9 +97,8 @@ impl World {
                 }
                 let version = version_of(value);
                 let is_certain = match value {
-                    0 if self.doubted > 0 => false,
                     0 => !self.pending.values().chain(self.failed.values()).any(|one| one.zeroes(block)),
-                    _ => self.acknowledged.get(&version).is_some_and(|at| (self.doubted..began).contains(at)),
+                    _ => self.acknowledged.get(&version).is_some_and(|at| *at < began),
                 };
                 if is_certain {
                     break;
@@ -131,7 +106,7 @@ impl World {
             }
             Some((block, version_of(durable), newest.map(version_of)))
         });
-        if let Some((block, durable, newest)) = broken.filter(|(block, ..)| !self.may_be_untold(*block)) {
+        if let Some((block, durable, newest)) = broken {
             self.log.fail(|| {
                 format!("P8: flush {id} is answered, and version {durable} of block {block} is durable, not {newest:?}")
             });
@@ -141,14 +116,13 @@ impl World {
     /// P8: a durable change, or a later one, survives.
     pub fn check_durable(&mut self, id: u64, block: usize, value: u64, began: u64) {
         self.counts.durable += 1;
-        let is_untold = self.may_be_untold(block);
         let lun = &self.lun.lock();
         let durable = lun.durable(block);
         let (mut before, later) = lun.values_since(block, began);
         let was_there = before.next() == Some(value);
         let since = later.iter().map(|(_, value)| *value).skip_while(|one| !was_there && *one != value);
         let survives = was_there && durable == value || since.into_iter().any(|one| one == durable);
-        if !survives && !is_untold {
+        if !survives {
             let durable = version_of(durable);
             self.log.fail(|| {
                 format!("P8: {id} is answered as durable, and version {durable} of block {block} is")

@@ -3,7 +3,7 @@
 use std::rc::Rc;
 
 use weir_block::{Completion, Destage, IoError, Layer, Outcome, Payload, Request, RequestKind, Tag};
-use weir_volume::lun::router::{AFTER_FAILED_SYNC, Range};
+use weir_volume::lun::router::Range;
 
 use super::storage::{fill, value_in, value_of, version_of};
 use super::{BLOCK, BLOCKS, World};
@@ -180,15 +180,6 @@ impl World {
     fn request_failed(&mut self, id: u64, pending: Pending, error: IoError) {
         self.counts.failed += 1;
         self.counts.full += u64::from(error.errno == libc::ENOSPC);
-        if pending.kind == RequestKind::Flush {
-            self.doubted = self.lun.lock().tick();
-            if pending.is_last && error.context == AFTER_FAILED_SYNC && !self.flushes_again {
-                self.flushes_again = true;
-                self.begin(RequestKind::Flush, (0, 0), true);
-                self.failed.insert(id, pending);
-                return;
-            }
-        }
         if pending.is_last {
             self.log.fail(|| format!("I8: {pending:?} fails after the last fault: {error}"));
         }

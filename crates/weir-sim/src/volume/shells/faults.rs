@@ -52,7 +52,6 @@ impl World {
             (0, Some(owner), Some(coordinator)) => drop(self.world.cut(owner, coordinator)),
             (1, Some(owner), Some(coordinator)) => {
                 let until = self.in_a_while(5, 600);
-                self.blocked_until = self.blocked_until.max(until);
                 self.world.block(owner, coordinator, until);
                 if self.rng.bool() {
                     self.world.block(coordinator, owner, until);

@@ -174,12 +174,6 @@ struct World {
     calm_since: Option<Nanos>,
     /// The last requests have begun: none of them may fail.
     began_last: bool,
-    /// The last flush has failed after a failed sync, and comes once more.
-    flushes_again: bool,
-    /// Until then messages of some nodes may wait.
-    blocked_until: Nanos,
-    /// What was answered until then may be lost: somebody was told, or nobody is left who could be.
-    doubted: u64,
     steps: u64,
     counts: Counts,
     log: Log,
@@ -251,9 +245,6 @@ impl World {
             swarm: if rng.bool() { u32::MAX } else { rng.u32(..) },
             calm_since: (!faults).then_some(Nanos(0)),
             began_last: false,
-            flushes_again: false,
-            blocked_until: Nanos(0),
-            doubted: 0,
             steps: 0,
             counts: Counts::default(),
             log: Log::new(traced),
@@ -510,7 +501,6 @@ impl World {
     fn own(&mut self, number: usize) {
         self.owner_epoch += 1;
         self.counts.owners += 1;
-        self.doubt_if_dropped();
         self.log.note(|| format!("n{number} owns the disk in epoch {}", self.owner_epoch));
         let node = &mut self.nodes[number];
         let Some(reactor) = &mut node.reactor else { return };
@@ -534,7 +524,6 @@ impl World {
     fn coordinate(&mut self, number: usize) {
         self.epoch += 1;
         self.counts.coordinators += 1;
-        self.doubt_if_dropped();
         self.log.note(|| format!("n{number} coordinates in epoch {}", self.epoch));
         let node = &mut self.nodes[number];
         let (storage, work) = self.lun.mount(node.path);

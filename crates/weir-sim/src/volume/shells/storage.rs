@@ -3,14 +3,12 @@
 //! A block of 4096 bytes holds one value in all its words: a version and the block of the disk for which it was written; zero is zeroes. So
 //! each write tells where it belongs, whoever sends it, and bytes that were changed under way are seen.
 
-use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use weir_block::IoError;
 use weir_block::sim::Storage;
-use weir_block::{IoError, Nanos};
-use weir_volume::lun::failed_syncs::FailedSyncs;
 use weir_volume::lun::leases::{Lease, Piece};
 use weir_volume::lun::router::Range;
 use weir_volume::lun::serving::{Change, FileWork, Layout};
@@ -76,10 +74,6 @@ pub struct Lun {
     rng: fastrand::Rng,
     /// The values that survive a loss of the LUN's cache.
     durable: Vec<u64>,
-    /// Blocks that a failed sync has dropped from the cache, and when: no later one makes them durable.
-    dropped: BTreeMap<usize, Nanos>,
-    /// The time.
-    pub now: Nanos,
     /// What the file has, by block: from which time on, and what.
     log: Vec<Vec<(u64, u64)>>,
     /// Not looked at yet.
@@ -106,8 +100,6 @@ impl SharedLun {
         let filesystem = Filesystem::new(BLOCKS, PIECE_BLOCKS, false);
         SharedLun(Arc::new(Mutex::new(Lun {
             durable: vec![0; filesystem.lun.len()],
-            dropped: BTreeMap::new(),
-            now: Nanos(0),
             filesystem,
             rng: fastrand::Rng::with_seed(seed),
             log: vec![vec![(0, 0)]; BLOCKS],
@@ -145,8 +137,7 @@ impl SharedLun {
         drop(lun);
         let file = DiskFile { lun: self.clone(), path, mount };
         let null = File::open("/dev/null").expect("every Linux has it");
-        let failed_syncs = FailedSyncs::default();
-        (Box::new(file.clone()), Arc::new(Work { file, null, failed_syncs }))
+        (Box::new(file.clone()), Arc::new(Work { file, null }))
     }
 }
 
@@ -198,46 +189,16 @@ impl Lun {
         self.filesystem.read_after_crash(block, &self.durable)
     }
 
-    /// The filesystem's own blocks, and the cache.
     fn sync(&mut self) {
-        self.sync_cache();
+        self.durable.clone_from(&self.filesystem.lun);
         self.filesystem.make_durable();
-    }
-
-    fn sync_cache(&mut self) {
-        for (at, value) in self.filesystem.lun.iter().enumerate() {
-            if !self.dropped.contains_key(&at) {
-                self.durable[at] = *value;
-            }
-        }
-    }
-
-    /// A sync fails: what was in the cache is not written any more, and reads as before.
-    fn drop_cache(&mut self) {
-        let values = self.filesystem.lun.iter().zip(&self.durable).enumerate();
-        for (at, _) in values.filter(|(_, (now, durable))| now != durable) {
-            self.dropped.entry(at).or_insert(self.now);
-        }
-    }
-
-    /// Since when nothing makes durable what the file has in a block.
-    pub fn dropped_at(&self, block: usize) -> Option<Nanos> {
-        self.filesystem.own(block).and_then(|at| self.dropped.get(&at).copied())
-    }
-
-    /// Whether a failed sync has dropped something that was not written again.
-    pub fn has_dropped(&self) -> bool {
-        !self.dropped.is_empty()
     }
 
     fn commit_copies(&mut self, copying: Copying, is_durable: bool) {
         let blocks: Vec<usize> = copying.blocks().collect();
         self.filesystem.commit(copying, is_durable, &mut self.rng);
         // A filesystem writes what it has copied before it points there.
-        for at in blocks {
-            self.dropped.remove(&at);
-            self.durable[at] = self.filesystem.lun[at];
-        }
+        blocks.into_iter().for_each(|at| self.durable[at] = self.filesystem.lun[at]);
     }
 
     /// The coordinator's node has crashed, or its filesystem has shut down: what it had not committed is lost.
@@ -323,7 +284,6 @@ impl Storage for LunPath {
             };
             lun.check_target(at, value);
             lun.filesystem.lun[at] = value;
-            lun.dropped.remove(&at);
             if durable {
                 lun.durable[at] = value;
             }
@@ -336,11 +296,10 @@ impl Storage for LunPath {
         let mut lun = self.lun.lock();
         lun.path_error(self.number, true)?;
         if lun.fails() {
-            lun.drop_cache();
             return Err(libc::EIO);
         }
         // Not what the filesystem has in its log.
-        lun.sync_cache();
+        lun.durable = lun.filesystem.lun.clone();
         Ok(())
     }
 }
@@ -400,9 +359,6 @@ impl Storage for DiskFile {
                 lun.fail(|| format!("version {} goes to block {block} of the file", version_of(value)));
             }
             lun.filesystem.write((block, block + 1), value);
-            if let Some(at) = lun.filesystem.own(block as usize) {
-                lun.dropped.remove(&at);
-            }
         }
         if durable {
             lun.sync();
@@ -424,7 +380,6 @@ struct Work {
     file: DiskFile,
     /// A change gets a file. Those of the simulation do not use it.
     null: File,
-    failed_syncs: FailedSyncs,
 }
 
 fn blocks((start, end): Range) -> Range {
@@ -437,8 +392,6 @@ impl Work {
         let failed = |errno| IoError::from_errno(errno, "the simulated filesystem");
         self.file.check(lun, true).map_err(failed)?;
         if lun.fails() {
-            lun.drop_cache();
-            self.failed_syncs.add();
             return Err(failed(libc::EIO));
         }
         if !lun.planted.has(Bug::GrantBeforeCommit) {
@@ -532,9 +485,5 @@ impl FileWork for Work {
     fn is_usable(&self) -> bool {
         let lun = self.file.lun.lock();
         self.file.check(&lun, true).is_ok()
-    }
-
-    fn failed_syncs(&self) -> &FailedSyncs {
-        &self.failed_syncs
     }
 }

@@ -24,7 +24,6 @@ use super::extent_sizes::prepare_directory;
 use super::handle;
 use super::identify::{content, open_lun};
 use super::superblock::{Content, Kind, Superblock};
-use crate::lun::failed_syncs::FailedSyncs;
 use crate::lun::identity::identity_of;
 
 /// Longest message of the kernel that is kept, in bytes.
@@ -50,7 +49,6 @@ pub struct Mounted {
     told: Mutex<BTreeSet<String>>,
     /// Files of which it may have more than it shows, by their inodes.
     distrusted: Mutex<BTreeSet<u64>>,
-    failed_syncs: FailedSyncs,
 }
 
 impl Mounted {
@@ -81,22 +79,8 @@ impl Mounted {
         if superblock.kind == Kind::Xfs {
             prepare_directory(&root, lun)?;
         }
-        Ok(Mounted {
-            root,
-            _mount: mount,
-            lun: lun.to_path_buf(),
-            identity,
-            superblock,
-            told: Mutex::default(),
-            distrusted: Mutex::default(),
-            failed_syncs: FailedSyncs::default(),
-        })
-    }
-
-    /// Syncs of it, and of the LUN, that have failed since.
-    #[must_use]
-    pub fn failed_syncs(&self) -> &FailedSyncs {
-        &self.failed_syncs
+        let (lun, told) = (lun.to_path_buf(), Mutex::default());
+        Ok(Mounted { root, _mount: mount, lun, identity, superblock, told, distrusted: Mutex::default() })
     }
 
     /// What it has of a file is not known, until it is mounted anew. Returns whether that is news.

@@ -58,8 +58,6 @@ pub enum ToCoordinator {
     Flush(u64),
     /// The answer to a recall.
     RecallDone(u64),
-    /// The owner's own sync of the LUN has failed.
-    SyncFailed,
 }
 
 /// To the owner.
@@ -71,8 +69,6 @@ pub enum ToOwner {
         epoch: u64,
         /// The filesystem moves blocks in pieces of this many bytes.
         piece: u64,
-        /// Syncs of the volume that have failed since the coordinator mounted it.
-        failed_syncs: u64,
     },
     /// A redirected request is done, or has failed.
     Answer {
@@ -110,7 +106,4 @@ pub enum ToOwner {
     },
     /// Leases that belong to no request.
     Grant(Vec<Piece>),
-    /// So many syncs of the volume have failed since the coordinator mounted it: what this owner has written, and not flushed since, may be
-    /// lost, and the next flush would not tell.
-    SyncsFailed(u64),
 }

@@ -1,4 +1,4 @@
-//! The messages between a disk's owner and the coordinator in frames of a [`weir_net::Channel`], version 2. All integers are
+//! The messages between a disk's owner and the coordinator in frames of a [`weir_net::Channel`], version 1. All integers are
 //! little-endian; golden bytes are in the tests below. The first message says the version.
 //!
 //! | frame | meta | data |
@@ -8,14 +8,12 @@
 //! | 3 block | [`Block`] | of a write |
 //! | 4 flush | [`Number`]: its id | |
 //! | 5 recall done | [`Number`]: of the recall | |
-//! | 6 sync failed | | |
 //! | 17 welcome | [`Welcome`] | |
 //! | 18 answer | [`Answer`], then `count` times [`Grant`] | of a read |
 //! | 19 block answer | [`Answer`] | of a read |
 //! | 20 flushed | [`Answer`] | |
 //! | 21 recall | [`Recall`] | |
 //! | 22 grant | any number of [`Grant`] | |
-//! | 23 syncs failed | [`Number`]: how many | |
 
 use std::rc::Rc;
 
@@ -29,7 +27,7 @@ use crate::lun::leases::{Lease, Piece};
 use crate::lun::router::{Kind, Request};
 
 /// This build's version of the messages.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 1;
 
 /// Most bytes of a write or a read in one message.
 pub const LARGEST: usize = weir_net::frame::LARGEST_DATA;
@@ -134,14 +132,12 @@ layout! {
     }
 }
 layout! {
-    /// 24 bytes.
+    /// 16 bytes.
     Welcome {
         /// The coordinator's.
         epoch: U64,
         /// Bytes that the filesystem moves together.
         piece: U64,
-        /// Syncs that have failed since the mount.
-        failed_syncs: U64,
     }
 }
 layout! {
@@ -222,10 +218,6 @@ pub struct Encoded {
 }
 
 impl Encoded {
-    fn empty(kind: u16) -> Encoded {
-        Encoded { kind, meta: Vec::new(), data: None }
-    }
-
     fn new(kind: u16, meta: &(impl IntoBytes + Immutable)) -> Encoded {
         Encoded { kind, meta: meta.as_bytes().to_vec(), data: None }
     }
@@ -285,7 +277,6 @@ pub fn encode_to_coordinator(message: ToCoordinator) -> Encoded {
         }
         ToCoordinator::Flush(id) => Encoded::new(4, &Number { number: id.into() }),
         ToCoordinator::RecallDone(number) => Encoded::new(5, &Number { number: number.into() }),
-        ToCoordinator::SyncFailed => Encoded::empty(6),
     }
 }
 
@@ -301,9 +292,8 @@ fn describe(data: Data) -> (u8, u32, Option<Rc<Buffer>>) {
 #[must_use]
 pub fn encode_to_owner(message: ToOwner) -> Vec<Encoded> {
     let one = match message {
-        ToOwner::Welcome { epoch, piece, failed_syncs } => {
-            let (epoch, piece, failed_syncs) = (epoch.into(), piece.into(), failed_syncs.into());
-            Encoded::new(17, &Welcome { epoch, piece, failed_syncs })
+        ToOwner::Welcome { epoch, piece } => {
+            Encoded::new(17, &Welcome { epoch: epoch.into(), piece: piece.into() })
         }
         ToOwner::Answer { id, result, grants, data } => {
             let (first, rest) = grants.split_at(grants.len().min(MOST_GRANTS));
@@ -316,7 +306,6 @@ pub fn encode_to_owner(message: ToOwner) -> Vec<Encoded> {
         ToOwner::Recall { number, range } => {
             Encoded::new(21, &Recall { number: number.into(), start: range.0.into(), end: range.1.into() })
         }
-        ToOwner::SyncsFailed(count) => Encoded::new(23, &Number { number: count.into() }),
         ToOwner::Grant(grants) => {
             let some = grants.chunks(MOST_GRANTS);
             return some.map(|some| Encoded { kind: 22, meta: encode_grants(some), data: None }).collect();
@@ -449,8 +438,6 @@ pub fn decode_to_coordinator(frame: Frame<'_>, pool: &BufferPool) -> Result<ToCo
         }
         4 => ToCoordinator::Flush(decode_only::<Number>(frame.meta)?.number.get()),
         5 => ToCoordinator::RecallDone(decode_only::<Number>(frame.meta)?.number.get()),
-        6 if frame.meta.is_empty() => ToCoordinator::SyncFailed,
-        6 => return Err(WireError::Malformed("it is too long")),
         _ => return Err(WireError::Malformed("an unknown kind of message")),
     })
 }
@@ -494,8 +481,7 @@ pub fn decode_to_owner(frame: Frame<'_>, pool: &BufferPool) -> Result<ToOwner, W
     Ok(match frame.kind {
         17 => {
             let welcome: &Welcome = decode_only(frame.meta)?;
-            let failed_syncs = welcome.failed_syncs.get();
-            ToOwner::Welcome { epoch: welcome.epoch.get(), piece: welcome.piece.get(), failed_syncs }
+            ToOwner::Welcome { epoch: welcome.epoch.get(), piece: welcome.piece.get() }
         }
         18..=20 => {
             let (head, rest) = decode::<Answer>(frame.meta)?;
@@ -522,7 +508,6 @@ pub fn decode_to_owner(frame: Frame<'_>, pool: &BufferPool) -> Result<ToOwner, W
             ToOwner::Recall { number: recall.number.get(), range }
         }
         22 => ToOwner::Grant(decode_grants(frame.meta)?),
-        23 => ToOwner::SyncsFailed(decode_only::<Number>(frame.meta)?.number.get()),
         _ => return Err(WireError::Malformed("an unknown kind of message")),
     })
 }
@@ -573,7 +558,7 @@ mod tests {
         let piece = Piece { start: 4096, end: 4100, lease: Lease::ReadWrite(1 << 40) };
         let data = || Data::Bytes(Rc::new(bytes(b"data")));
         vec![
-            (ToCoordinator::Hello { epoch: 3 }, [&[2, 0, 0, 0, 0, 0, 0, 0][..], &number(3)].concat()),
+            (ToCoordinator::Hello { epoch: 3 }, [&[1, 0, 0, 0, 0, 0, 0, 0][..], &number(3)].concat()),
             (
                 ToCoordinator::Redirected {
                     request: write,
@@ -616,7 +601,6 @@ mod tests {
             ),
             (ToCoordinator::Flush(5), number(5).to_vec()),
             (ToCoordinator::RecallDone(6), number(6).to_vec()),
-            (ToCoordinator::SyncFailed, Vec::new()),
         ]
     }
 
@@ -637,10 +621,7 @@ mod tests {
         let checksum = crc32c::crc32c(b"read").to_le_bytes();
         let error = IoError::from_errno(libc::ENOSPC, "");
         vec![
-            (
-                ToOwner::Welcome { epoch: 2, piece: 65536, failed_syncs: 1 },
-                [number(2), number(65536), number(1)].concat(),
-            ),
+            (ToOwner::Welcome { epoch: 2, piece: 65536 }, [number(2), number(65536)].concat()),
             (
                 ToOwner::Answer {
                     id: 1,
@@ -660,7 +641,6 @@ mod tests {
                 [number(3), number(0), number(65536)].concat(),
             ),
             (ToOwner::Grant(vec![piece, hole]), grants),
-            (ToOwner::SyncsFailed(2), number(2).to_vec()),
         ]
     }
 
@@ -726,8 +706,8 @@ mod tests {
             }
         }
         let hello = encode_to_coordinator(ToCoordinator::Hello { epoch: 3 });
-        let newer = [&[3][..], &hello.meta[1..]].concat();
+        let newer = [&[2][..], &hello.meta[1..]].concat();
         let newer = decode_to_coordinator(Frame { kind: 1, meta: &newer, data: &[] }, &pool());
-        assert!(matches!(newer, Err(WireError::Version(3))), "{newer:?}");
+        assert!(matches!(newer, Err(WireError::Version(2))), "{newer:?}");
     }
 }

@@ -73,9 +73,6 @@ impl ServedDisk {
     /// The time at which it needs a turn though no event comes.
     #[must_use]
     pub fn deadline(&self) -> Nanos {
-        if self.has_untold_syncs() {
-            return Nanos(0);
-        }
         let held = self.held.as_ref().filter(|held| !held.jobs.is_empty());
         held.map_or(Nanos::NEVER, |held| held.dispatch.deadline())
     }

@@ -11,8 +11,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use rustix::fs::FallocateFlags;
 use weir_block::IoError;
 
-use crate::full::is_full;
-use crate::lun::failed_syncs::FailedSyncs;
 use crate::lun::filesystem::extents::{extents, layout};
 use crate::lun::filesystem::pages::Pages;
 use crate::lun::filesystem::space::{Zeroes, allocate};
@@ -76,9 +74,6 @@ pub trait FileWork: Send + Sync {
 
     /// Whether the filesystem works, and this node reaches the LUN ([`Mounted::check`]).
     fn is_usable(&self) -> bool;
-
-    /// Those of the mount: its own are counted, and others may be added.
-    fn failed_syncs(&self) -> &FailedSyncs;
 }
 
 /// A file, for threads.
@@ -102,7 +97,7 @@ impl FileWork for WorkFile {
     }
 
     fn commit(&self, ranges: &[Range]) -> Vec<Layout> {
-        match self.sync() {
+        match self.file.sync_data() {
             Ok(()) => ranges.iter().map(|range| self.map(*range)).collect(),
             Err(error) => {
                 let error = io_error(&error, "making a redirected write durable");
@@ -112,7 +107,7 @@ impl FileWork for WorkFile {
     }
 
     fn look(&self, range: Range) -> Layout {
-        self.sync().map_err(|error| io_error(&error, "making a disk's extents durable"))?;
+        self.file.sync_data().map_err(|error| io_error(&error, "making a disk's extents durable"))?;
         self.map(range)
     }
 
@@ -159,25 +154,16 @@ impl FileWork for WorkFile {
     }
 
     fn change(&self, change: Change) -> Result<(), IoError> {
-        let changed = change(&self.file).and_then(|()| self.sync());
+        let changed = change(&self.file).and_then(|()| self.file.sync_data());
         changed.map_err(|error| io_error(&error, "changing a disk's file"))
     }
 
     fn is_usable(&self) -> bool {
         self.mounted.check().is_ok()
     }
-
-    fn failed_syncs(&self) -> &FailedSyncs {
-        self.mounted.failed_syncs()
-    }
 }
 
 impl WorkFile {
-    fn sync(&self) -> io::Result<()> {
-        let errno = |error: &io::Error| error.raw_os_error().unwrap_or(libc::EIO);
-        self.file.sync_data().inspect_err(|error| self.mounted.failed_syncs().failed_with(errno(error)))
-    }
-
     fn map(&self, range: Range) -> Layout {
         if !self.grants.load(Ordering::Relaxed) {
             return Ok(Vec::new());
@@ -216,14 +202,7 @@ impl WorkFile {
         }
         match allocate(&self.file, &self.path, start..end, &self.zeroes) {
             Ok(_) => Ok(()),
-            Err(FilesystemError::System { source, .. }) => {
-                let error = io_error(&source, "allocating space ahead");
-                // Perhaps of its sync.
-                if !is_full(&error) {
-                    self.mounted.failed_syncs().failed_with(error.errno);
-                }
-                Err(error)
-            }
+            Err(FilesystemError::System { source, .. }) => Err(io_error(&source, "allocating space ahead")),
             Err(error) => {
                 tracing::warn!(%error, "space was allocated, and cannot be granted");
                 Err(IoError::from_errno(libc::EIO, "allocating space ahead"))

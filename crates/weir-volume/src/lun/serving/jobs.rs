@@ -6,7 +6,7 @@ use weir_block::{Buffer, Code, ErrorKind, IoError, Reactor, WriteSource};
 
 use super::file_work::{FileWork, Layout};
 use super::peer::PeerError;
-use super::{Done, Flush, PANICKED, ServedDisk, Slot, Syncs, Waiting, Working};
+use super::{Done, Flush, PANICKED, ServedDisk, Slot, Waiting, Working};
 use crate::lun::coordinator::{self, Job};
 use crate::lun::leases::{Lease, Piece};
 use crate::lun::redirect::{Data, ToOwner};
@@ -23,7 +23,7 @@ fn no_thread(errno: i32) -> IoError {
 
 impl ServedDisk {
     pub(super) fn execute(&mut self, reactor: &mut Reactor, working: Working) {
-        let Working { job, what, .. } = working;
+        let Working { job, what } = working;
         let slot = self.slots.insert(Slot::Job(working));
         let begun = match what {
             Job::Request { request, gives_up } => match request.kind {
@@ -34,7 +34,6 @@ impl ServedDisk {
                 Kind::Write => self.write_file(reactor, slot, (request.id, request.range), gives_up),
                 Kind::Punch => {
                     self.asked.begin(request.id);
-                    self.will_sync(slot, false);
                     self.layout.clear(gives_up);
                     let range = (request.range.0, request.range.1);
                     let around = (gives_up.0, gives_up.1.min(self.size));
@@ -45,7 +44,6 @@ impl ServedDisk {
             Job::Block { id, kind, piece } => self.block(reactor, slot, (id, kind), piece),
             Job::Prepare { range, allocates } => {
                 let range = (range.0, range.1.min(self.size));
-                self.will_sync(slot, false);
                 match allocates {
                     true => {
                         let file = Arc::clone(&self.work);
@@ -60,7 +58,7 @@ impl ServedDisk {
         if let Err(error) = begun {
             self.slots.remove(slot);
             match error.code {
-                Code::NoMemory if !self.stops => self.starved.push_back(working),
+                Code::NoMemory if !self.stops => self.starved.push_back(Working { job, what }),
                 _ => self.executed(reactor, job, Err(error), Vec::new()),
             }
         }
@@ -79,7 +77,6 @@ impl ServedDisk {
         let Some(work) = self.changes.remove(&change) else {
             return Err(IoError::new(ErrorKind::Bug, Code::Io, "a change that nobody wants"));
         };
-        self.will_sync(slot, false);
         self.on_thread(reactor, true, slot, move |file| file.change(work).map(|()| Vec::new()))
     }
 
@@ -121,9 +118,6 @@ impl ServedDisk {
         else {
             return Err(IoError::new(ErrorKind::Bug, Code::Io, "block I/O without blocks"));
         };
-        if durable && buffer.is_none() {
-            self.will_sync(slot, true);
-        }
         let (target, at) = if by_file { (&self.file, piece.start) } else { (&self.lun, at) };
         match buffer {
             Some(buffer) => target.read(reactor, slot as u32, at, buffer),
@@ -153,27 +147,8 @@ impl ServedDisk {
         }
         let source = self.source(data, range.1 - range.0)?;
         // What is not in place is made durable with its blocks.
-        if durable || !is_in_place {
-            self.will_sync(slot, is_in_place);
-        }
         self.file.write(reactor, slot as u32, range.0, source, durable && is_in_place);
         Ok(())
-    }
-
-    fn will_sync(&mut self, slot: usize, by_write: bool) {
-        let failed_before = Some(self.work.failed_syncs().count());
-        if let Slot::Job(working) = &mut self.slots[slot] {
-            working.syncs = Syncs { failed_before, by_write };
-        }
-    }
-
-    /// Whether another sync has failed since the job began that was to make something durable.
-    fn is_doubtful(&self, slot: usize) -> bool {
-        let count = self.work.failed_syncs().count();
-        match self.slots.get(slot) {
-            Some(Slot::Job(working)) => working.syncs.failed_before.is_some_and(|before| before != count),
-            Some(Slot::Flush(_)) | None => false,
-        }
     }
 
     fn source(&self, data: Data, length: u64) -> Result<WriteSource, IoError> {
@@ -304,13 +279,6 @@ impl ServedDisk {
         layout: Vec<Piece>,
     ) {
         match result {
-            Ok(()) if self.is_doubtful(slot) => {
-                // Which is no other sync that has failed.
-                if let Some(Slot::Job(working)) = self.slots.get_mut(slot) {
-                    working.syncs = Syncs::default();
-                }
-                self.judge(reactor, slot, IoError::from_errno(libc::EIO, "beside a sync that has failed"));
-            }
             Ok(()) => self.end(reactor, slot, Ok(()), layout),
             Err(error) => self.judge(reactor, slot, error),
         }
@@ -338,14 +306,6 @@ impl ServedDisk {
         if is_no_answer {
             self.newly_refused = true;
             self.drop_peer(reactor, Some(&PeerError::Refused(error)));
-        }
-        let has_synced = match self.slots.get(slot) {
-            Some(Slot::Flush(_)) => true,
-            Some(Slot::Job(working)) => working.syncs.by_write,
-            None => false,
-        };
-        if has_synced && !is_no_answer {
-            self.work.failed_syncs().failed_with(error.errno);
         }
         match self.slots.get(slot) {
             Some(Slot::Flush(_)) => self.flushed(reactor, slot, Err(error)),
@@ -389,8 +349,6 @@ impl ServedDisk {
             && self.peer.is_there()
         {
             self.answer(reactor, id, result);
-            // First: what has failed to sync before is not made durable by this.
-            self.tell_failed_syncs();
             self.peer.send(ToOwner::Flushed { id, result });
         }
     }
@@ -399,7 +357,7 @@ impl ServedDisk {
         if !self.slots.contains(slot) {
             return;
         }
-        let Slot::Job(Working { job, what, .. }) = self.slots.remove(slot) else { return };
+        let Slot::Job(Working { job, what }) = self.slots.remove(slot) else { return };
         self.executed(reactor, job, result, if layout.is_empty() { self.known(what) } else { layout });
     }
 

@@ -78,17 +78,6 @@ const PANICKED: IoError = IoError::new(ErrorKind::Bug, Code::Io, "work on a disk
 struct Working {
     job: u64,
     what: Job,
-    syncs: Syncs,
-}
-
-/// How a job makes things durable.
-#[derive(Clone, Copy, Default)]
-struct Syncs {
-    /// It does: so many syncs of the volume had failed when it began. If another one fails meanwhile, what it has written may be lost, and its
-    /// own sync does not tell.
-    failed_before: Option<u64>,
-    /// By the write itself.
-    by_write: bool,
 }
 
 /// A flush that is under way: it is no job.
@@ -164,8 +153,6 @@ pub struct ServedDisk {
     zeroes: Rc<Region>,
     /// The LUN, or the filesystem, has refused I/O, and nobody has heard of that yet.
     newly_refused: bool,
-    /// How many failed syncs of the volume the owner has been told.
-    told_syncs: u64,
     stops: bool,
     planted: Planted,
 }
@@ -185,7 +172,6 @@ impl ServedDisk {
     ) -> io::Result<ServedDisk> {
         let OpenedDisk { work, file, lun, size } = opened;
         let id = reactor.new_owner();
-        work.failed_syncs().watch(reactor.waker());
         Ok(ServedDisk {
             core: Coordinator::new(owner.is_some(), PIECE, Planted::default()),
             effects: Vec::new(),
@@ -218,7 +204,6 @@ impl ServedDisk {
             pool: BufferPool::new(MEMORY),
             zeroes: Rc::new(Region::new(ZEROES)?),
             newly_refused: false,
-            told_syncs: 0,
             stops: false,
             planted: Planted::default(),
         })
@@ -400,7 +385,6 @@ impl ServedDisk {
             self.look_on(reactor);
         }
         self.commit(reactor);
-        self.tell_failed_syncs();
         if let Err(error) = self.peer.flush(reactor) {
             self.drop_peer(reactor, Some(&error));
         }
@@ -421,19 +405,6 @@ impl ServedDisk {
     #[must_use]
     pub fn waits_for_memory_alone(&self) -> bool {
         !self.starved.is_empty() && self.slots.is_empty()
-    }
-
-    /// The owner has not been told of a failed sync.
-    fn has_untold_syncs(&self) -> bool {
-        self.peer.is_welcome() && self.work.failed_syncs().count() != self.told_syncs
-    }
-
-    /// What the owner has written, and not flushed since, may be lost (P8).
-    fn tell_failed_syncs(&mut self) {
-        if self.has_untold_syncs() {
-            self.told_syncs = self.work.failed_syncs().count();
-            self.peer.send(ToOwner::SyncsFailed(self.told_syncs));
-        }
     }
 
     fn receive(&mut self, reactor: &mut Reactor) {
@@ -565,13 +536,6 @@ impl ServedDisk {
                 let slot = self.slots.insert(Slot::Flush(Flush { id, connection }));
                 self.lun.sync(reactor, slot as u32);
             }
-            // Which the owner knows.
-            ToCoordinator::SyncFailed => {
-                self.tell_failed_syncs();
-                if self.work.failed_syncs().add() == self.told_syncs {
-                    self.told_syncs += 1;
-                }
-            }
             ToCoordinator::RecallDone(number) => {
                 self.step(reactor, coordinator::Event::RecallDone(number));
             }
@@ -617,13 +581,9 @@ impl ServedDisk {
 
     fn carry_out(&mut self, reactor: &mut Reactor, effect: Effect) {
         match effect {
-            Effect::Execute { job, what } => {
-                self.begin(reactor, Working { job, what, syncs: Syncs::default() })
-            }
+            Effect::Execute { job, what } => self.begin(reactor, Working { job, what }),
             Effect::Welcome => {
-                self.told_syncs = self.work.failed_syncs().count();
-                let failed_syncs = self.told_syncs;
-                self.peer.send(ToOwner::Welcome { epoch: self.epoch, piece: PIECE, failed_syncs });
+                self.peer.send(ToOwner::Welcome { epoch: self.epoch, piece: PIECE });
                 self.peer.welcomed();
                 self.looks_from = 0;
                 self.look_on(reactor);

@@ -84,13 +84,8 @@ impl Peer {
         self.stage().is_some_and(|stage| *stage != Stage::New)
     }
 
-    pub fn is_welcome(&self) -> bool {
-        let stage = match self {
-            Peer::None => return false,
-            Peer::Here(owner) => owner.stage,
-            Peer::Remote(owner) => owner.stage,
-        };
-        stage == Stage::Welcome
+    pub fn is_welcome(&mut self) -> bool {
+        self.stage().is_some_and(|stage| *stage == Stage::Welcome)
     }
 
     pub fn greeted(&mut self) {
