@@ -57,10 +57,16 @@ impl SmallFilesystem {
 
     /// Takes space until only `left` bytes are available.
     pub fn fill(&self, left: u64) {
-        let taken = self.available().saturating_sub(left);
         let filler = File::options().create(true).append(true).open(self.filler()).unwrap();
-        let length = filler.metadata().unwrap().len();
-        rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), length, taken).unwrap();
+        loop {
+            let taken = self.available().saturating_sub(left);
+            let length = filler.metadata().unwrap().len();
+            match rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), length, taken) {
+                // Destage takes space, too.
+                Err(rustix::io::Errno::NOSPC) => {}
+                filled => break filled.unwrap(),
+            }
+        }
         assert!(self.available() <= left, "{} bytes left instead of {left}", self.available());
     }
 

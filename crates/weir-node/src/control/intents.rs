@@ -73,6 +73,11 @@ impl Intents {
         lock(&self.unserved).contains(disk)
     }
 
+    /// Disks that are served to nobody for now.
+    pub(crate) fn unserved(&self) -> BTreeSet<String> {
+        lock(&self.unserved).clone()
+    }
+
     /// Begins a clone, which has its own snapshot of this name. `None` if one is under way.
     pub(crate) fn begin_clone(&self, snapshot: &str) -> Option<UnderWay<'_>> {
         UnderWay::begin(&self.clones, snapshot)

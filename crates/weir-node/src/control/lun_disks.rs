@@ -20,6 +20,9 @@ use crate::shard::messages::{Command, OpenedServed};
 
 /// Pause before another look for a path to a LUN.
 const LOOK_AGAIN: Duration = Duration::from_secs(2);
+/// Longest wait for work on files of disks that are not served meanwhile, and the rhythm of looks.
+const WORK_ENDS: Duration = Duration::from_secs(60);
+const WORK_LOOK: Duration = Duration::from_millis(50);
 
 /// A disk that is open here needs a way to the coordinator of its volume. Its shard asks again while there is none.
 pub async fn connect(node: Arc<Node>, disk: String) {
@@ -271,6 +274,18 @@ pub async fn admitted(node: &Node, volume: &str) {
     for disk in open_here(node, volume) {
         node.shards.send(&disk, Command::Admitted { disk: disk.clone() }).await;
     }
+}
+
+/// Waits until no disk of a volume is unserved because of work on its file, for at most [`WORK_ENDS`]. The unmount waits for such work, and
+/// until then nobody would serve the others.
+pub async fn until_served(node: &Node, volume: &str) {
+    let is_of_volume = |disk: &String| node.records.disk(disk).is_some_and(|record| record.volume == volume);
+    let served = async {
+        while node.intents.unserved().iter().any(is_of_volume) {
+            weir_task::sleep(WORK_LOOK).await;
+        }
+    };
+    let _ = weir_task::timeout(WORK_ENDS, served).await;
 }
 
 /// Stops serving the disks of a volume, or one of them, and waits until nothing of them is under way.

@@ -378,7 +378,10 @@ impl Task {
                     self.node.coordinators.update(&self.volume.name, |state| state.mounted = None);
                     let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());
                     // The unmount waits for it.
-                    tokio::spawn(async move { lun_disks::stop_serving(&node, &volume, None).await });
+                    tokio::spawn(async move {
+                        lun_disks::until_served(&node, &volume).await;
+                        lun_disks::stop_serving(&node, &volume, None).await;
+                    });
                 }
                 Output::Fenced(process) => {
                     let me = self.node.session.node_ref();

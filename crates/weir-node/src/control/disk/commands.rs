@@ -11,7 +11,7 @@ use weir_volume::{BackingOptions, DirVolume};
 
 use super::opening::closed_since;
 use super::record::PATIENCE;
-use super::{Came, DiskTask, RETRY, Request, taken};
+use super::{Came, Closing, DiskTask, RETRY, Request, taken};
 use crate::control::change::{self, ChangeError};
 use crate::control::decide::{Decision, Local, Situation, decide, evidence, is_live};
 use crate::control::node::{blocking, server_of};
@@ -401,7 +401,7 @@ impl DiskTask {
         self.node.rights.end(&self.name);
         self.node.here.remove(&self.name);
         (self.local, self.arrival) = (Local::Closed, None);
-        (self.doubt, self.refused, self.holds_clients, self.closing) = (None, false, false, false);
+        (self.doubt, self.refused, self.holds_clients, self.closing) = (None, false, false, None);
         let (disk, deadline) = (self.name.clone(), Nanos::now() + END_OF_IO);
         let release = |done| Command::ReleaseDisk { disk, keep: true, done };
         let late = |_: &mut DiskTask| {
@@ -416,10 +416,9 @@ impl DiskTask {
 
     /// A deletion has ended the wait for a close, and was refused. The shard closes the disk all the same: it is opened again after that.
     async fn resume_close(&mut self) {
-        if !self.closing {
-            return;
-        }
-        if let Err(error) = self.close(false).await {
+        let Some(Closing { unless_used, shown }) = self.closing.take() else { return };
+        self.node.here.put_back(&self.name, shown);
+        if let Err(error) = self.close(unless_used).await {
             tracing::debug!(disk = self.name, %error, "it is not closed");
         }
     }
@@ -436,8 +435,15 @@ impl DiskTask {
                 .or_else(|| task.waiting.iter().any(Request::is_deletion).then(deleted))
         };
         let closed = self.ask_until(|done| Command::Close { disk, unless_used, done }, None, over).await;
-        self.closing = closed.is_err();
-        let closed = closed.unwrap_or_else(|reason| Err(NotClosed::Failed(reason)));
+        let closed = match closed {
+            Ok(closed) => closed,
+            Err(reason) => {
+                self.closing = Some(Closing { unless_used, shown });
+                let message = format!("disk {} cannot be closed: {reason}", self.name);
+                return Err(ApiError::new(ApiErrorKind::Failed, message));
+            }
+        };
+        self.closing = None;
         if let Err(NotClosed::Used(clients)) = closed {
             self.node.here.put_back(&self.name, shown);
             let clients = count_are(clients as u64, "client");

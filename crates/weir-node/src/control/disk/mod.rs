@@ -38,7 +38,7 @@ use weir_cluster::view::Seen;
 use super::agreement;
 use super::change::ChangeError;
 use super::decide::{Decision, Local, Situation, decide, is_live};
-use super::node::Node;
+use super::node::{Node, Open};
 use crate::error::ApiError;
 use crate::shard::messages::{Arrival, Command, Unopened, WantedConfiguration};
 use former::Formers;
@@ -80,6 +80,14 @@ impl Vacant {
     }
 }
 
+/// A close that has begun, and that nobody waits for.
+struct Closing {
+    /// Only if the disk has no clients.
+    unless_used: bool,
+    /// What was shown of the disk before, for clients.
+    shown: Option<Open>,
+}
+
 /// The task's state.
 struct DiskTask {
     name: String,
@@ -116,7 +124,7 @@ struct DiskTask {
     /// The shard holds the disk's clients for a move that has not failed so far.
     holds_clients: bool,
     /// The shard closes the disk, and this task has stopped waiting for that.
-    closing: bool,
+    closing: Option<Closing>,
     /// The open disk is told to be write-through, whatever its policy, because it is about to be closed for a move.
     empties: bool,
     /// Why it could not be made ready to be closed, and until when no drain tries that again.
@@ -177,7 +185,7 @@ impl DiskTask {
             unheard: silence::Unheard::default(),
             doubt: None,
             holds_clients: false,
-            closing: false,
+            closing: None,
             empties: false,
             not_ready: None,
             changing: false,
@@ -228,7 +236,7 @@ impl DiskTask {
 
     /// The one that has waited longest. A deletion for which a close was given up comes first: to all others the disk looks open.
     fn next_request(&mut self) -> Option<Request> {
-        match self.waiting.iter().position(Request::is_deletion).filter(|_| self.closing) {
+        match self.waiting.iter().position(Request::is_deletion).filter(|_| self.closing.is_some()) {
             Some(at) => Some(self.waiting.remove(at)),
             None => self.waiting.pop(),
         }

@@ -18,7 +18,7 @@ impl DiskTask {
         let disk = self.name.clone();
         let keep = record.as_ref().is_some_and(|record| record.is_replica(&self.me));
         (self.local, self.arrival) = (Local::Closed, None);
-        (self.doubt, self.refused, self.holds_clients, self.closing) = (None, false, false, false);
+        (self.doubt, self.refused, self.holds_clients, self.closing) = (None, false, false, None);
         let ended = self.ask_until(|done| Command::ReleaseDisk { disk, keep, done }, None, |_| None).await;
         // Should this node take the disk over again, the owner that was silent then has owned it since and may write (P4).
         self.forget_formers();

@@ -389,7 +389,7 @@ async fn a_deletion_comes_before_what_waits_for_a_disk_that_closes() {
     let (node, _told) = node(directory.path()).await;
     let (mut task, _inbox) = DiskTask::new("d", &node);
     for closing in [false, true] {
-        task.closing = closing;
+        task.closing = closing.then_some(Closing { unless_used: false, shown: None });
         let (export, deletion) = (oneshot::channel().0, oneshot::channel().0);
         let lost = String::new();
         let requests = [
