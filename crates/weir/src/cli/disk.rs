@@ -159,7 +159,7 @@ pub enum DiskCommand {
         #[arg(long, conflicts_with = "to")]
         stop: bool,
     },
-    /// Grow a disk while it is in use. NBD clients see the new size when they connect again.
+    /// Grow a disk while it is in use. NBD clients see the new size when they connect again. What it gains is thin, also of a disk made with --thick.
     Resize {
         /// Its name.
         #[arg(add = completion::disks())]
@@ -170,7 +170,7 @@ pub enum DiskCommand {
     },
     /// Copy a disk on a LUN to few extents, so that snapshots and clones of it take less time.
     ///
-    /// They share one extent after the other. The first write to each 64 KiB after a snapshot makes a new one, so a disk is in many after a while; `weir
+    /// They share one extent after the other. The first write to each 4 KiB after a snapshot makes a new one, so a disk is in many after a while; `weir
     /// volume du` shows them. The disk must have no clients. If it is open, it is destaged and closed; `weir disk export` opens it
     /// again. The copy needs free space for what the disk holds, and for its holes of up to 64 KiB. What it shared with snapshots and clones is there twice
     /// afterwards, until those are deleted. If the volume gets another coordinator meanwhile, the copy ends, and the disk is as
@@ -188,7 +188,7 @@ pub enum DiskCommand {
     },
     /// Delete disks and everything on them. An export of an NBD server keeps its content.
     ///
-    /// On a terminal it asks for the name to be typed again, once for all; elsewhere it needs --yes. Of several disks none is deleted if one
+    /// On a terminal it asks for the name to be typed again, or for "3 disks", if there are several; elsewhere it needs --yes. Of several disks none is deleted if one
     /// is not there, or is in use.
     #[command(after_long_help = "Examples:\n  weir disk delete db\n  weir disk delete vm{1..200} --dry-run")]
     Delete {

@@ -19,7 +19,7 @@ pub const EXAMPLES: &str = "Examples:
 pub enum ImageCommand {
     /// Create a disk with the content of an image file, through qemu-img.
     ///
-    /// Holes of the image stay holes. An image that needs other files (a backing file, a data file) or a key is refused: whoever made it could
+    /// Holes of the image stay holes; on a LUN only larger ones do, because space is allocated there in steps of up to 64 MiB. An image that needs other files (a backing file, a data file) or a key is refused: whoever made it could
     /// have any file of this host read. If the import fails or is interrupted, the disk is removed. One that is cut off (kill -9, the death of
     /// the disk's owner) leaves the disk in the state `importing`: nobody can use it, and `weir disk delete` removes it. An image whose data is more
     /// than the volume has free is refused. Afterwards the disk is open.

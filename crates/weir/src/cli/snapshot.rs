@@ -18,7 +18,7 @@ pub enum SnapshotCommand {
     ///
     /// It shares its blocks with the disk, so it takes no space at first and hardly any time: the filesystem must have reflinks (XFS, btrfs). The
     /// guest goes on meanwhile; if nothing in it has flushed its own caches, the snapshot is what a power cut would leave. The first
-    /// write to each 64 KiB after a snapshot copies them, on a LUN by its coordinator.
+    /// write to each 4 KiB after a snapshot copies them, on a LUN by its coordinator.
     Create {
         /// The disk and the new snapshot's name, as in db@monday. At most 64 letters, digits, '-', '_', '.'.
         #[arg(value_name = "DISK@SNAPSHOT", value_parser = parse)]

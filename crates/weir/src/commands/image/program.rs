@@ -85,9 +85,7 @@ impl Programs {
             (Err(error), Ended { status, .. }) if status.success() => {
                 Err(Failure::failed(format!("qemu-img map says what nobody understands: {error}")))
             }
-            (_, Ended { status, said }) => {
-                Err(Failure::failed(format!("qemu-img: {}, {status}", said.trim())))
-            }
+            (_, Ended { status, said }) => Err(Failure::failed(format!("{}, {status}", named(&said)))),
         }
     }
 
@@ -107,7 +105,7 @@ impl Programs {
         let Ended { status, said } = self.run(command, None)?;
         match status.success() {
             true => Ok(()),
-            false => Err(Failure::failed(format!("qemu-img: {}, {status}", said.trim()))),
+            false => Err(Failure::failed(format!("{}, {status}", named(&said)))),
         }
     }
 
@@ -184,6 +182,12 @@ fn ends_with(parent: rustix::process::Pid) -> std::io::Result<()> {
 fn cannot_run(error: &std::io::Error) -> Failure {
     let failure = Failure::failed(format!("qemu-img cannot be run: {error}"));
     failure.hint("it is in the package qemu-utils (Debian) or qemu-img (Fedora)")
+}
+
+/// What the program has said, with its name once.
+fn named(said: &str) -> String {
+    let said = said.trim();
+    format!("qemu-img: {}", said.strip_prefix("qemu-img: ").unwrap_or(said))
 }
 
 #[cfg(test)]
