@@ -15,7 +15,7 @@ use weir_block::Nanos;
 use weir_lab::{Lab, LabConfig};
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
-use weir_node::api::{ApiErrorKind, CreateVolume, DiskView, Export};
+use weir_node::api::{ApiErrorKind, BeginImport, CreateDisk, CreateVolume, DiskView, Export};
 
 const MIB: u64 = 1 << 20;
 
@@ -135,11 +135,11 @@ fn in_a_directory_it_has_all_of_its_space() {
     drop(lab);
 }
 
-/// The disk is in the middle of being filled by way of `asked`, which is killed.
-fn killed_while_filling(lab: &mut Lab, mut command: Command, name: &str, asked: &str) -> Child {
+/// `asked`, which a command asks to make and fill a disk, is killed when the disk has so much space.
+fn killed_at(allocated: u64, lab: &mut Lab, mut command: Command, name: &str, asked: &str) -> Child {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let deadline = Nanos::now() + SOON;
-    while lab.client("n3").unwrap().disk(name).is_err() {
+    while lab.client("n3").unwrap().disk(name).ok().and_then(|disk| disk.allocated) < Some(allocated) {
         assert!(Nanos::now() < deadline && child.try_wait().unwrap().is_none());
         thread::sleep(Duration::from_millis(2));
     }
@@ -147,24 +147,61 @@ fn killed_while_filling(lab: &mut Lab, mut command: Command, name: &str, asked: 
     child
 }
 
+/// A request whose answer was lost comes again, and makes no other disk.
+#[test]
+fn an_import_begins_once() {
+    let _turn = alone();
+    let pool = LunBench::up(2, "xfs", "write-through", |_| {});
+    let clients = ["n1", "n2"].map(|node| pool.bench.lab.client(node).unwrap());
+    let view = clients[0].disk("d1").unwrap();
+    let disk = CreateDisk {
+        name: "filled".into(),
+        volume: "pool".into(),
+        size: 64 * MIB,
+        logical_block: view.logical_block,
+        policy: "write-through".into(),
+        medium: Default::default(),
+        limit: None,
+    };
+    let wanted = BeginImport::new(disk, 64 * MIB);
+    let begun: Vec<_> = thread::scope(|scope| {
+        let at_once = clients.each_ref().map(|client| scope.spawn(|| client.begin_import(&wanted)));
+        at_once.into_iter().map(|asked| asked.join().unwrap()).collect()
+    });
+    assert!(begun.iter().any(Result::is_ok), "{begun:?}");
+    for refused in begun.into_iter().filter_map(Result::err) {
+        assert_eq!(refused.kind, ApiErrorKind::Unavailable, "it may be asked again: {refused:?}");
+    }
+    let import = clients[0].begin_import(&wanted).unwrap();
+    let again = clients[1].begin_import(&wanted).unwrap();
+    assert_eq!((import.number, again.number), (wanted.number, wanted.number));
+    let another = BeginImport { number: wanted.number ^ 1, ..wanted.clone() };
+    assert_eq!(clients[1].begin_import(&another).unwrap_err().kind, ApiErrorKind::Exists);
+    let nobody = BeginImport { number: 0, ..wanted.clone() };
+    assert_eq!(clients[1].begin_import(&nobody).unwrap_err().kind, ApiErrorKind::Invalid);
+
+    clients[0].end_import(&import).unwrap();
+    assert_eq!(clients[1].begin_import(&wanted).unwrap_err().kind, ApiErrorKind::Exists, "it has ended");
+}
+
 #[test]
 fn the_end_of_the_node_that_is_asked_is_not_the_end_of_the_command() {
     let _turn = alone();
     let mut pool = LunBench::up_of(2048 * MIB, 3, "xfs", "write-through", |_| {});
     let lab = &mut pool.bench.lab;
-    // The first that runs is asked.
+    // The first that runs is asked, and may not have answered yet that the disk is made.
     let command = thick(lab, "thick", "512MiB");
-    let child = killed_while_filling(lab, command, "thick", "n1");
+    let child = killed_at(0, lab, command, "thick", "n1");
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&stderr);
     assert!(status.success() && said.contains("going on with"), "{said}");
     let view: DiskView = serde_json::from_slice(&stdout).unwrap();
     assert_eq!((view.state.as_str(), view.size), ("closed", 512 * MIB));
 
-    // Whoever names one node is told at once that no other one is asked, and how to go on.
+    // With --node, the command asks no other node: it says so at once, and how to go on.
     let mut command = thick(lab, "left", "512MiB");
     command.args(["--node", "n2"]);
-    let child = killed_while_filling(lab, command, "left", "n2");
+    let child = killed_at(MIB, lab, command, "left", "n2");
     thread::sleep(Duration::from_secs(2));
     let process = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(process, rustix::process::Signal::INT).unwrap();

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use weir_cluster::records::{Limit, Medium};
 
+use crate::control::node::random;
 use crate::shard::messages::DiskStatus;
 
 /// A disk, from the registry's record and its owner's report.
@@ -162,17 +163,28 @@ pub struct AdoptExport {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct BeginImport {
+    /// Proves the importer; not 0. The client chooses it at random: if no answer comes, it asks again with the same number, and the disk that
+    /// was made meanwhile is its own.
+    pub number: u64,
     /// The disk.
     pub disk: CreateDisk,
     /// Bytes that the import will write: the disk is not made if its volume has fewer.
     pub needed_bytes: u64,
 }
 
+impl BeginImport {
+    /// An import of its own number.
+    #[must_use]
+    pub fn new(disk: CreateDisk, needed_bytes: u64) -> BeginImport {
+        BeginImport { number: random().max(1), disk, needed_bytes }
+    }
+}
+
 /// An import that has begun.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "schema", rename = "weir.import/1")]
 pub struct Importing {
-    /// Proves the importer; not 0.
+    /// [`BeginImport::number`].
     pub number: u64,
     /// The disk.
     pub disk: DiskView,

@@ -12,7 +12,7 @@ use crate::api::{
 };
 use crate::control::disk::Request;
 use crate::control::lun_disks;
-use crate::control::node::{blocking, random, volume_error};
+use crate::control::node::{blocking, volume_error};
 use crate::control::provisioning::{Files, Origin, to_its_end};
 use crate::units::about;
 
@@ -23,20 +23,45 @@ const LEFT_FREE: (u64, u64) = (64, 64 << 20);
 const FILL: Duration = Duration::from_secs(1);
 
 impl Operations {
-    /// Makes a disk that an import is about to fill.
+    /// Makes a disk that an import is about to fill, or finds the one that an earlier request of the same import has made.
     ///
     /// # Errors
     /// As [`Operations::create_disk`]; the volume has no space for it.
     pub async fn begin_import(&self, wanted: BeginImport) -> Answer<Importing> {
+        if wanted.number == 0 {
+            return Err(ApiError::new(ApiErrorKind::Invalid, "number is 0; an import has another one"));
+        }
         self.check_new_disk(&wanted.disk).await?;
         if let Some(coordinator) = self.coordinated_elsewhere(&wanted.disk.volume).await? {
             return self.forward(&coordinator, &wanted.disk.name, "import", &wanted).await;
         }
         self.check_coordinated(&wanted.disk.volume).await?;
-        let BeginImport { disk, needed_bytes } = wanted;
-        self.check_space(&disk, needed_bytes).await?;
-        let number = random().max(1);
-        Ok(Importing { number, disk: self.make_disk(disk, Origin::Image { number }).await? })
+        let BeginImport { number, disk, needed_bytes } = wanted;
+        let name = disk.name.clone();
+        // An earlier request whose answer was lost may have made it, also while this one is at work.
+        let made = match self.begun(&name, number).await {
+            Some(made) => Ok(made),
+            None => self.make_for_import(disk, (number, needed_bytes)).await,
+        };
+        let disk = match made {
+            Err(error) if error.kind == ApiErrorKind::Exists => self.begun(&name, number).await.ok_or(error)?,
+            made => made?,
+        };
+        Ok(Importing { number, disk })
+    }
+
+    async fn make_for_import(&self, disk: CreateDisk, (number, needed): (u64, u64)) -> Answer<DiskView> {
+        self.check_space(&disk, needed).await?;
+        self.make_disk(disk, Origin::Image { number }).await
+    }
+
+    /// The disk that this import has made already.
+    async fn begun(&self, name: &str, number: u64) -> Option<DiskView> {
+        let record = self.record(name).await.ok()?;
+        match record.importing == number {
+            true => self.disk(name).await.ok(),
+            false => None,
+        }
     }
 
     /// Opens a disk for the import that fills it.

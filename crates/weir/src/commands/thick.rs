@@ -26,27 +26,38 @@ const LINE_EVERY: Duration = Duration::from_secs(1);
 /// As of `weir disk create`; the volume has too little space, or the command is interrupted: then the disk is removed.
 pub fn create(global: &Global, client: Client, wanted: &CreateDisk) -> Result<DiskView, Failure> {
     let mut interrupts = Interrupts::new()?;
-    let import = client.begin_import(&BeginImport { disk: wanted.clone(), needed_bytes: wanted.size })?;
-    let mut filling = Filling { global, client, import, waits: false };
-    let filled = filling.fill(&mut interrupts);
-    filled.map_err(|failure| give_up(&filling.client, &filling.import, failure))
+    let begin = BeginImport::new(wanted.clone(), wanted.size);
+    let mut filling = Filling { global, client, disk: &wanted.name, waits: false };
+    let import = filling.begin(&mut interrupts, &begin)?;
+    let filled = filling.fill(&mut interrupts, &import);
+    filled.map_err(|failure| give_up(&filling.client, &import, failure))
 }
 
 /// A disk that is given its space, and the node that is asked to.
 struct Filling<'a> {
     global: &'a Global,
     client: Client,
-    import: Importing,
+    disk: &'a str,
     /// The user knows that the present step does not get on.
     waits: bool,
 }
 
 impl Filling<'_> {
-    fn fill(&mut self, interrupts: &mut Interrupts) -> Result<DiskView, Failure> {
-        let DiskView { name, size, .. } = self.import.disk.clone();
+    /// Makes the disk. A node that ends meanwhile may have made it: the next one is told the same number, and finds it. A node that has not
+    /// begun anything is not waited for.
+    fn begin(&mut self, interrupts: &mut Interrupts, wanted: &BeginImport) -> Result<Importing, Failure> {
+        match self.client.begin_import(wanted) {
+            Err(error) if error.kind == ApiErrorKind::Unavailable && self.goes_on_elsewhere(&error) => {}
+            begun => return Ok(begun?),
+        }
+        self.patiently(interrupts, |client| client.begin_import(wanted))
+    }
+
+    fn fill(&mut self, interrupts: &mut Interrupts, import: &Importing) -> Result<DiskView, Failure> {
+        let (name, size) = (self.disk, import.disk.size);
         let (mut done, mut said) = (0, Nanos::now());
         while done < size {
-            done = self.patiently(interrupts, |client, import| Ok(client.fill(import, done)?.end))?;
+            done = self.patiently(interrupts, |client| Ok(client.fill(import, done)?.end))?;
             if interrupts.is_pending() {
                 return Err(Failure::failed("interrupted"));
             }
@@ -55,7 +66,7 @@ impl Filling<'_> {
                 said = Nanos::now();
             }
         }
-        Ok(self.client.end_import(&self.import)?)
+        Ok(self.client.end_import(import)?)
     }
 
     /// One step. Storage that is slow, a coordinator that changes, and a node that ends are waited for: a step that goes on is another's then,
@@ -63,12 +74,12 @@ impl Filling<'_> {
     fn patiently<T>(
         &mut self,
         interrupts: &mut Interrupts,
-        step: impl Fn(&Client, &Importing) -> Result<T, ApiError>,
+        step: impl Fn(&Client) -> Result<T, ApiError>,
     ) -> Result<T, Failure> {
         let deadline = Nanos::now() + PATIENCE;
         self.waits = false;
         loop {
-            match step(&self.client, &self.import) {
+            match step(&self.client) {
                 Ok(done) => return Ok(done),
                 Err(error) if error.kind == ApiErrorKind::Unavailable && Nanos::now() < deadline => {
                     self.waits_for(&error);
@@ -82,20 +93,22 @@ impl Filling<'_> {
         }
     }
 
-    /// Goes on with another node, where this command knows one that runs; says at once what it waits for otherwise.
+    /// Goes on with another node, or says at once what it waits for.
     fn waits_for(&mut self, error: &ApiError) {
-        let name = &self.import.disk.name;
-        let chosen = self.global.api.is_some() || self.global.node.is_some();
-        let other = any_node(self.global).ok().filter(|other| other.socket() != self.client.socket());
-        match other.filter(|_| !chosen) {
-            Some(other) => {
-                note(&format!("{name}: {}\ngoing on with {}", error.message, other.socket().display()));
-                self.client = other;
-            }
-            None if !self.waits => note(&waits(name, &error.message)),
-            None => {}
+        if !self.goes_on_elsewhere(error) && !self.waits {
+            note(&waits(self.disk, &error.message));
         }
         self.waits = true;
+    }
+
+    /// Whether this command knows another node that runs.
+    fn goes_on_elsewhere(&mut self, error: &ApiError) -> bool {
+        let chosen = self.global.api.is_some() || self.global.node.is_some();
+        let other = any_node(self.global).ok().filter(|other| other.socket() != self.client.socket());
+        let Some(other) = other.filter(|_| !chosen) else { return false };
+        note(&format!("{}: {}\ngoing on with {}", self.disk, error.message, other.socket().display()));
+        self.client = other;
+        true
     }
 }
 

@@ -73,7 +73,7 @@ fn made(
     from: &Image,
 ) -> Result<DiskView, Failure> {
     let needed_bytes = programs.allocated(from)?;
-    let import = client.begin_import(&BeginImport { disk: wanted.clone(), needed_bytes })?;
+    let import = client.begin_import(&BeginImport::new(wanted.clone(), needed_bytes))?;
     fill(client, programs, &import, from).map_err(|failure| give_up(client, &import, failure))
 }
 
