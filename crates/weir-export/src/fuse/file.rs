@@ -142,7 +142,7 @@ pub struct File {
     openers: u64,
     /// Requests that were taken and not answered: the disk has gone meanwhile.
     unanswered: Vec<(Sender, IoKind)>,
-    /// What the disk has answered so far, errors among it.
+    /// Number of requests that the disk has answered, also those with an error.
     answers: u64,
     /// Held by connections whose last opener has gone before all was answered.
     stale: Arc<()>,

@@ -66,7 +66,7 @@ impl Compactions {
     /// Begins one, and forgets old ones.
     ///
     /// # Errors
-    /// One of the disk is under way; how far it is, in per cent. It may end at any time, so whoever asks again may hear of none.
+    /// One of the disk is under way; how far it is, in per cent. A second question may find none: it may end at any time.
     pub fn begin(&self, disk: &str, compaction: &Arc<Compaction>) -> Result<(), u64> {
         let (mut all, now) = (self.lock(), Nanos::now());
         all.retain(|_, one| one.is_remembered(now));

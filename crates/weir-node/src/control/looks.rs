@@ -28,7 +28,7 @@ pub struct Looks {
     under_way: Mutex<BTreeMap<PathBuf, Nanos>>,
 }
 
-/// What was seen.
+/// The result of looks at several devices.
 #[derive(Debug)]
 pub struct Looked<T> {
     /// Of the devices that have answered, in their order.
@@ -149,7 +149,7 @@ impl Looks {
         let started = thread::Builder::new().name("weir-look".into()).spawn(move || {
             let seen = look(&looked_at.1);
             let device = looked_at.1.clone();
-            // First: whoever hears of it may look again.
+            // Before the answer: its receiver may look at the device again at once.
             drop(looked_at);
             // Nobody waits for it any more.
             let _ = answer.send((device, seen));

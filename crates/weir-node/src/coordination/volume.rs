@@ -437,7 +437,7 @@ impl Task {
     }
 
     /// The revision of the volume's record, if it names the LUN that this task has: an operator may have given the volume another one, and
-    /// whoever coordinates it then must know.
+    /// its coordinator must then know.
     fn volume_revision(&self) -> Option<u64> {
         match self.node.records.volumes.now().seen(&self.volume.name) {
             Seen::Record { record, revision }

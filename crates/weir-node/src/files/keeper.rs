@@ -183,7 +183,7 @@ impl Keeper {
 
 /// Whether the shard takes the file of the disk with this identity now, as far as is known here.
 fn serves(node: &Node, exports: &Exports, (disk, file): (u64, &File)) -> bool {
-    // Whoever has the file of a deleted disk open gets nothing of another one of its name.
+    // By identity: the open file of a deleted disk must not reach a new disk of the same name.
     let is_here = node.here.id(file.name()) == Some(disk) && exports.serves(file.name());
     is_here && !node.shards.takes_no_clients(file.name())
 }

@@ -44,7 +44,9 @@ impl Operations {
             None => self.make_for_import(disk, (number, needed_bytes)).await,
         };
         let disk = match made {
-            Err(error) if error.kind == ApiErrorKind::Exists => self.begun(&name, number).await.ok_or(error)?,
+            Err(error) if error.kind == ApiErrorKind::Exists => {
+                self.begun(&name, number).await.ok_or(error)?
+            }
             made => made?,
         };
         Ok(Importing { number, disk })

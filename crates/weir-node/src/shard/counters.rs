@@ -1,5 +1,5 @@
-//! What a disk publishes for other threads: what its limit has delayed, by which way its I/O goes, and whether it takes clients. Publishing is a few stores for each
-//! turn of the disk, so that nobody who reads it makes a shard wait.
+//! Figures of a disk for other threads: delays by its limit, requests by route, and whether it takes clients. The shard stores them once in each
+//! turn of the disk, so that no reader makes it wait.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;

@@ -307,7 +307,7 @@ impl Disk {
     /// Takes a client that has chosen this disk. A load that overwrites the disk keeps clients out; they may try again.
     pub fn attach(&mut self, client: Client, workspace: &mut Workspace) {
         if self.load.as_ref().is_some_and(|load| load.excludes_clients) {
-            // Whoever has a program behind it tries again at once.
+            // Rate-limited: a client program may retry in a loop.
             if let Some(left_out) = CLIENT_NOT_TAKEN.pass(Nanos::now()) {
                 tracing::warn!(disk = self.name, left_out, "client not taken: a load overwrites the disk");
             }

@@ -7,7 +7,7 @@ use weir_node::units::count;
 
 use crate::failure::{Failure, FailureKind};
 
-/// What a command got for each name.
+/// The result of a command for each name.
 pub type Each<'a, T> = Vec<(&'a String, Result<T, Failure>)>;
 
 /// Refuses names that stand twice, and all that are no names.
@@ -39,8 +39,8 @@ pub fn ask_each<'a, T>(
     names.iter().map(one).collect()
 }
 
-/// What there is, in the order of the command, and an error that says with how many of `names` it failed, with which, and why with the
-/// first. `what` they are; `failed`: what has not become of them.
+/// The successful results, in the order of the command, and an error with the number of `names` that failed, these names, and the first reason.
+/// `what`: a noun for the names; `failed`: the predicate for the error.
 pub fn all_or_why<T>(
     names: &[String],
     what: &str,

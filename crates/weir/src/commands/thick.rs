@@ -112,7 +112,7 @@ impl Filling<'_> {
     }
 }
 
-/// What is waited for, and how to go on without. In short lines.
+/// Why the command waits, and how the user goes on without that node. In short lines.
 fn waits(disk: &str, why: &str) -> String {
     format!(
         "{disk}: {why}\nThis command knows no other node; it asks again for {}.\nIf that node does not come back: interrupt this, and \

@@ -309,7 +309,7 @@ fn full(volume: &VolumeView) -> String {
     )
 }
 
-/// What the asked node has to do with a volume's coordination.
+/// The asked node's part in the coordination of a volume, in words.
 fn part(phase: &str) -> String {
     match phase {
         "absent" => "does not coordinate it".to_owned(),

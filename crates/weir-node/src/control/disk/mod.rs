@@ -84,7 +84,7 @@ impl Vacant {
 struct Closing {
     /// Only if the disk has no clients.
     unless_used: bool,
-    /// What was shown of the disk before, for clients.
+    /// The entry for clients that the close has removed, for [`Here::put_back`](crate::control::node::Here::put_back).
     shown: Option<Open>,
 }
 

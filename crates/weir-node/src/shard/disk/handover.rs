@@ -10,7 +10,7 @@ use weir_volume::lun::route_status::{Reason, Reasons};
 /// In this time a node hears of an operator's wish.
 const HEARD: Duration = Duration::from_millis(500);
 
-/// What a disk knows of such a move.
+/// A disk's knowledge of such a move.
 #[derive(Debug, Default)]
 pub struct Handover {
     /// It accounts for the lack of a coordinator until then, in nanoseconds; shared by all disks of the volume.

@@ -17,7 +17,7 @@ use crate::options::Output;
 /// Longest time for a look at an image, which reads its tables: those of 10 TiB are 1.3 GB.
 const LOOK: Duration = Duration::from_secs(900);
 
-/// What is kept of qemu-img's errors: one line each for millions of damaged clusters is possible.
+/// Bytes kept of qemu-img's error output, which can have a line for each of millions of damaged clusters.
 const MOST_SAID: u64 = 16 << 10;
 
 /// From its making on, an interrupt does not end this process: whoever has made it cleans up.

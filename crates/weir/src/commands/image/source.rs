@@ -39,12 +39,12 @@ pub struct Source {
     pub size: u64,
 }
 
-/// What qemu-img is to read, in its words.
+/// The arguments that name an image to qemu-img.
 #[derive(Debug)]
 pub struct Image(Vec<String>);
 
 impl Image {
-    /// What is at a path or an address, byte by byte.
+    /// The raw bytes at a path or an address.
     pub fn raw(at: &str) -> Image {
         Image(vec!["-f".into(), Format::Raw.name().into(), at.into()])
     }

@@ -405,7 +405,7 @@ async fn a_deletion_comes_before_what_waits_for_a_disk_that_closes() {
     }
 }
 
-/// Whoever asks for a deletion has looked for clients before, and one may have come since.
+/// A deletion without --force has looked for clients before; one may have come since.
 #[tokio::test]
 async fn a_disk_with_clients_stays_open_where_that_is_asked_for() {
     let directory = tempfile::tempdir().unwrap();
