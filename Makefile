@@ -10,6 +10,9 @@ CUTS ?= 50
 ONLY ?=
 # Where cargo puts programs.
 TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
+# Cargo chooses the features of libraries by the packages of a command. With the same packages everywhere, commands share what is compiled;
+# all of them but the simulator, whose planted bugs are features.
+RELEASE = --release --workspace --exclude weir-sim
 
 .PHONY: help setup build release demo cluster-demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak etcd-faults lun-faults snapshots drain \
   histories heal join fill-picture neighbours \
@@ -25,13 +28,13 @@ build: ## debug build of the `weir` binary
 	$(CARGO) build -p weir
 
 release: ## optimised build of the `weir` binary
-	$(CARGO) build --release -p weir
+	$(CARGO) build $(RELEASE) --bin weir
 
 demo: setup release ## three nodes, a killed owner, nothing lost: about three minutes
 	$(TARGET)/release/weir demo
 
 cluster-demo: setup release ## three hosts, an etcd of three members with TLS, one fault after the other: about three minutes (as root)
-	$(CARGO) build --release -p weir-lab --bin weir-lab-guest --bin weir-lab-greeting
+	$(CARGO) build $(RELEASE) --bin weir-lab-guest --bin weir-lab-greeting
 	scripts/cluster-demo
 
 # The lints run beside the tests, most of which wait for something.
@@ -70,11 +73,12 @@ sim-bugs: ## every planted bug, and the number of 10 000 seeds that find it (of 
 	$(CARGO) run --profile sim -p weir-sim -- claims bugs --seeds 100000
 
 confusion: ## planted faults, and the causes that weir diagnose names: about fourteen minutes (as root)
-	$(CARGO) build --release -p weir -p weir-lab
+	$(CARGO) build $(RELEASE) --bin weir --bin weir-lab-confusion
 	$(TARGET)/release/weir-lab-confusion
 
 bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about twenty-five minutes; ONLY=profile for a part
-	$(CARGO) run --release -p weir-peers -- --weir $(TARGET)/release/weir --only "$(ONLY)"
+	$(CARGO) build $(RELEASE) --bin weir-peers
+	$(TARGET)/release/weir-peers --weir $(TARGET)/release/weir --only "$(ONLY)"
 
 bench-short: setup build ## every section of make bench once with debug binaries: shows that all of it runs (part of make test)
 	$(CARGO) run -p weir-peers -- --short --only "$(ONLY)" --weir $(TARGET)/debug/weir --out target/bench/short.json
@@ -87,29 +91,33 @@ soak: setup ## ROUNDS=500 rounds of SIGKILL, SIGSTOP and partitions (half outlas
 # The logs tell which watches met a compaction.
 etcd-faults: ROUNDS ?= 200
 etcd-faults: setup release ## ROUNDS=200 rounds of faults of an etcd under verified load, SEED=n; then etcd beside the embedded registry (as root)
+	$(CARGO) build $(RELEASE) --example etcd_faults
 	WEIR_LOG=info,weir_cluster::view=debug WEIR_PROGRAM=$(TARGET)/release/weir \
-	  $(CARGO) run --release -p weir-lab --example etcd_faults -- --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+	  $(TARGET)/release/examples/etcd_faults --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
 lun-faults: ROUNDS ?= 100
 lun-faults: setup release ## ROUNDS=100 random faults of a volume on a LUN, on XFS and on ext4, under verified load, SEED=n (as root)
+	$(CARGO) build $(RELEASE) --example lun_faults
 	WEIR_PROGRAM=$(TARGET)/release/weir \
-	  $(CARGO) run --release -p weir-lab --example lun_faults -- --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
+	  $(TARGET)/release/examples/lun_faults --rounds $(ROUNDS) $(if $(SEED),--seed $(SEED))
 
 snapshots: ROUNDS ?= 200
 snapshots: setup release ## ROUNDS=200 clones of an image in 1,024 extents (5 s), and snapshots under verified load (p99 of the pause 100 ms; as root)
 	WEIR_ROUNDS=$(ROUNDS) WEIR_PROGRAM=$(TARGET)/release/weir \
-	  $(CARGO) test --release -p weir-lab --test snapshots -- --nocapture a_disk_under_load a_golden_image
+	  $(CARGO) test $(RELEASE) --test snapshots -- --nocapture a_disk_under_load a_golden_image
 
 drain: DISKS ?= 200
 drain: setup release ## a node with DISKS=200 disks under load is drained and resumed: times, and the longest stall of each guest
-	WEIR_PROGRAM=$(TARGET)/release/weir $(CARGO) run --release -p weir-lab --example drain -- --disks $(DISKS)
+	$(CARGO) build $(RELEASE) --example drain
+	WEIR_PROGRAM=$(TARGET)/release/weir $(TARGET)/release/examples/drain --disks $(DISKS)
 
 histories: OPERATIONS ?= 100000
 histories: setup ## HISTORIES=20 of OPERATIONS=100000 requests, with random faults, checked to be linearizable (as root)
 	WEIR_HISTORIES=$(HISTORIES) WEIR_OPERATIONS=$(OPERATIONS) $(CARGO) test --release -p weir-lab --test histories -- --nocapture
 
 # The program behind `make heal`, `join`, `fill-picture` and `neighbours`; needs root.
-BEHAVIOUR = WEIR_PROGRAM=$(TARGET)/release/weir $(CARGO) run --release -p weir-lab --example behaviour --
+BEHAVIOUR = $(CARGO) build $(RELEASE) --example behaviour && \
+  WEIR_PROGRAM=$(TARGET)/release/weir $(TARGET)/release/examples/behaviour
 
 heal: setup release ## a replica is lost, another one added: stall, time to restore, throughput (as root)
 	$(BEHAVIOUR) heal
@@ -134,7 +142,7 @@ fsx: OPERATIONS ?= 1000000
 fsx: setup release ## OPERATIONS=1000000 operations of fsx on a disk's file, write-back and write-through each, SEED=n (as root; needs fsx)
 	@command -v fsx >/dev/null || { echo "make fsx needs fsx: cargo install --locked fsx"; exit 1; }
 	WEIR_FSX=$(OPERATIONS) $(if $(SEED),WEIR_SEED=$(SEED)) WEIR_PROGRAM=$(TARGET)/release/weir \
-	  $(CARGO) test --release -p weir-lab --test files -- --ignored --nocapture fsx_reads_what_it_wrote
+	  $(CARGO) test $(RELEASE) --test files -- --ignored --nocapture fsx_reads_what_it_wrote
 
 fuzz: ## each fuzz target for a minute (nightly Rust and cargo-fuzz)
 	@command -v cargo-fuzz >/dev/null || { echo "make fuzz needs cargo-fuzz: cargo install --locked cargo-fuzz"; exit 1; }
