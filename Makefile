@@ -12,6 +12,7 @@ ONLY ?=
 TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 # Cargo chooses the features of libraries by the packages of a command. With the same packages everywhere, commands share what is compiled;
 # all of them but the simulator, whose planted bugs are features.
+# Tests cannot share that: they unwind, and release programs abort. Where a test only drives programs, it is built as in `make test`.
 RELEASE = --release --workspace --exclude weir-sim
 
 .PHONY: help setup build release demo cluster-demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak etcd-faults lun-faults snapshots drain \
@@ -104,7 +105,7 @@ lun-faults: setup release ## ROUNDS=100 random faults of a volume on a LUN, on X
 snapshots: ROUNDS ?= 200
 snapshots: setup release ## ROUNDS=200 clones of an image in 1,024 extents (5 s), and snapshots under verified load (p99 of the pause 100 ms; as root)
 	WEIR_ROUNDS=$(ROUNDS) WEIR_PROGRAM=$(TARGET)/release/weir \
-	  $(CARGO) test $(RELEASE) --test snapshots -- --nocapture a_disk_under_load a_golden_image
+	  $(CARGO) test --workspace --test snapshots -- --nocapture a_disk_under_load a_golden_image
 
 drain: DISKS ?= 200
 drain: setup release ## a node with DISKS=200 disks under load is drained and resumed: times, and the longest stall of each guest
@@ -142,7 +143,7 @@ fsx: OPERATIONS ?= 1000000
 fsx: setup release ## OPERATIONS=1000000 operations of fsx on a disk's file, write-back and write-through each, SEED=n (as root; needs fsx)
 	@command -v fsx >/dev/null || { echo "make fsx needs fsx: cargo install --locked fsx"; exit 1; }
 	WEIR_FSX=$(OPERATIONS) $(if $(SEED),WEIR_SEED=$(SEED)) WEIR_PROGRAM=$(TARGET)/release/weir \
-	  $(CARGO) test $(RELEASE) --test files -- --ignored --nocapture fsx_reads_what_it_wrote
+	  $(CARGO) test --workspace --test files -- --ignored --nocapture fsx_reads_what_it_wrote
 
 fuzz: ## each fuzz target for a minute (nightly Rust and cargo-fuzz)
 	@command -v cargo-fuzz >/dev/null || { echo "make fuzz needs cargo-fuzz: cargo install --locked cargo-fuzz"; exit 1; }
