@@ -12,7 +12,7 @@ ONLY ?=
 TARGET = $(abspath $(or $(CARGO_TARGET_DIR),target))
 # Cargo chooses the features of libraries by the packages of a command. With the same packages everywhere, commands share what is compiled;
 # all of them but the simulator, whose planted bugs are features.
-# Tests cannot share that: they unwind, and release programs abort. Where a test only drives programs, it is built as in `make test`.
+# Tests cannot share that: they unwind, and release programs abort. A test that measures no times is built as in `make test`.
 RELEASE = --release --workspace --exclude weir-sim
 
 .PHONY: help setup build release demo cluster-demo test fmt clippy doc unit sim-soak sim-bugs confusion bench bench-short soak etcd-faults lun-faults snapshots drain \
@@ -74,7 +74,7 @@ sim-bugs: ## every planted bug, and the number of 10 000 seeds that find it (of 
 	$(CARGO) run --profile sim -p weir-sim -- claims bugs --seeds 100000
 
 confusion: ## planted faults, and the causes that weir diagnose names: about fourteen minutes (as root)
-	$(CARGO) build $(RELEASE) --bin weir --bin weir-lab-confusion
+	$(CARGO) build $(RELEASE) --bin weir --bin weir-lab-node --bin weir-lab-confusion
 	$(TARGET)/release/weir-lab-confusion
 
 bench: setup release ## measure beside qemu-storage-daemon, nbdkit and fio: about twenty-five minutes; ONLY=profile for a part
@@ -105,7 +105,7 @@ lun-faults: setup release ## ROUNDS=100 random faults of a volume on a LUN, on X
 snapshots: ROUNDS ?= 200
 snapshots: setup release ## ROUNDS=200 clones of an image in 1,024 extents (5 s), and snapshots under verified load (p99 of the pause 100 ms; as root)
 	WEIR_ROUNDS=$(ROUNDS) WEIR_PROGRAM=$(TARGET)/release/weir \
-	  $(CARGO) test --workspace --test snapshots -- --nocapture a_disk_under_load a_golden_image
+	  $(CARGO) test $(RELEASE) --test snapshots -- --nocapture a_disk_under_load a_golden_image
 
 drain: DISKS ?= 200
 drain: setup release ## a node with DISKS=200 disks under load is drained and resumed: times, and the longest stall of each guest

@@ -135,11 +135,11 @@ fn in_a_directory_it_has_all_of_its_space() {
     drop(lab);
 }
 
-/// `asked`, which a command asks to make and fill a disk, is killed when the disk has so much space.
-fn killed_at(allocated: u64, lab: &mut Lab, mut command: Command, name: &str, asked: &str) -> Child {
+/// `asked`, which a command asks to make and fill a disk, is killed when there is the disk, or when it has so much space.
+fn killed_at(allocated: Option<u64>, lab: &mut Lab, mut command: Command, name: &str, asked: &str) -> Child {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let deadline = Nanos::now() + SOON;
-    while lab.client("n3").unwrap().disk(name).ok().and_then(|disk| disk.allocated) < Some(allocated) {
+    while lab.client("n3").unwrap().disk(name).map_or(true, |disk| disk.allocated < allocated) {
         assert!(Nanos::now() < deadline && child.try_wait().unwrap().is_none());
         thread::sleep(Duration::from_millis(2));
     }
@@ -184,6 +184,24 @@ fn an_import_begins_once() {
     assert_eq!(clients[1].begin_import(&wanted).unwrap_err().kind, ApiErrorKind::Exists, "it has ended");
 }
 
+/// The asked node has no answer then to whether the disk was made.
+#[test]
+fn the_end_of_the_coordinator_is_not_the_end_of_the_command() {
+    let _turn = alone();
+    let mut pool = LunBench::up_of(2048 * MIB, 3, "xfs", "write-through", |_| {});
+    let coordinator = pool.coordinator();
+    let asked = if coordinator == "n2" { "n3" } else { "n2" };
+    let lab = &mut pool.bench.lab;
+    let mut command = thick(lab, "thick", "512MiB");
+    command.args(["--node", asked]);
+    let child = killed_at(None, lab, command, "thick", &coordinator);
+    let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&stderr);
+    assert!(status.success() && said.contains("knows no other node"), "{said}");
+    let view: DiskView = serde_json::from_slice(&stdout).unwrap();
+    assert_eq!((view.state.as_str(), view.size), ("closed", 512 * MIB));
+}
+
 #[test]
 fn the_end_of_the_node_that_is_asked_is_not_the_end_of_the_command() {
     let _turn = alone();
@@ -191,7 +209,7 @@ fn the_end_of_the_node_that_is_asked_is_not_the_end_of_the_command() {
     let lab = &mut pool.bench.lab;
     // The first that runs is asked, and may not have answered yet that the disk is made.
     let command = thick(lab, "thick", "512MiB");
-    let child = killed_at(0, lab, command, "thick", "n1");
+    let child = killed_at(None, lab, command, "thick", "n1");
     let Output { status, stdout, stderr } = child.wait_with_output().unwrap();
     let said = String::from_utf8_lossy(&stderr);
     assert!(status.success() && said.contains("going on with"), "{said}");
@@ -201,7 +219,7 @@ fn the_end_of_the_node_that_is_asked_is_not_the_end_of_the_command() {
     // With --node, the command asks no other node: it says so at once, and how to go on.
     let mut command = thick(lab, "left", "512MiB");
     command.args(["--node", "n2"]);
-    let child = killed_at(MIB, lab, command, "left", "n2");
+    let child = killed_at(Some(MIB), lab, command, "left", "n2");
     thread::sleep(Duration::from_secs(2));
     let process = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(process, rustix::process::Signal::INT).unwrap();

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use weir_cluster::records::DiskRecord;
+use weir_cluster::records::{DiskRecord, keys};
 use weir_volume::{DirVolume, VolumeError};
 
 use super::{Answer, Operations, is_busy};
@@ -12,7 +12,7 @@ use crate::api::{
 };
 use crate::control::disk::Request;
 use crate::control::lun_disks;
-use crate::control::node::{blocking, volume_error};
+use crate::control::node::{blocking, unavailable, volume_error};
 use crate::control::provisioning::{Files, Origin, to_its_end};
 use crate::units::about;
 
@@ -39,13 +39,13 @@ impl Operations {
         let BeginImport { number, disk, needed_bytes } = wanted;
         let name = disk.name.clone();
         // An earlier request whose answer was lost may have made it, also while this one is at work.
-        let made = match self.begun(&name, number).await {
+        let made = match self.begun(&name, number).await? {
             Some(made) => Ok(made),
             None => self.make_for_import(disk, (number, needed_bytes)).await,
         };
         let disk = match made {
             Err(error) if error.kind == ApiErrorKind::Exists => {
-                self.begun(&name, number).await.ok_or(error)?
+                self.begun_meanwhile(&name, number).await?.ok_or(error)?
             }
             made => made?,
         };
@@ -58,12 +58,21 @@ impl Operations {
     }
 
     /// The disk that this import has made already.
-    async fn begun(&self, name: &str, number: u64) -> Option<DiskView> {
-        let record = self.record(name).await.ok()?;
-        match record.importing == number {
-            true => self.disk(name).await.ok(),
-            false => None,
+    async fn begun(&self, name: &str, number: u64) -> Answer<Option<DiskView>> {
+        match self.record(name).await {
+            Ok(record) if record.importing == number => self.disk(name).await.map(Some),
+            Err(error) if error.kind != ApiErrorKind::NotFound => Err(error),
+            _ => Ok(None),
         }
+    }
+
+    /// As [`Operations::begun`], where something has the name. That may be an earlier request's unfinished work: it is not an error to the end.
+    async fn begun_meanwhile(&self, name: &str, number: u64) -> Answer<Option<DiskView>> {
+        let unfinished = self.node.registry.get(&keys::unfinished(name)).await.map_err(unavailable)?;
+        if unfinished.is_some() || self.node.intents.begin(name).is_none() {
+            return Err(is_busy(name));
+        }
+        self.begun(name, number).await
     }
 
     /// Opens a disk for the import that fills it.

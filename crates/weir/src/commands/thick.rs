@@ -27,10 +27,15 @@ const LINE_EVERY: Duration = Duration::from_secs(1);
 pub fn create(global: &Global, client: Client, wanted: &CreateDisk) -> Result<DiskView, Failure> {
     let mut interrupts = Interrupts::new()?;
     let begin = BeginImport::new(wanted.clone(), wanted.size);
-    let mut filling = Filling { global, client, disk: &wanted.name, waits: false };
-    let import = filling.begin(&mut interrupts, &begin)?;
-    let filled = filling.fill(&mut interrupts, &import);
-    filled.map_err(|failure| give_up(&filling.client, &import, failure))
+    // A node that is not there at all is not waited for.
+    client.status()?;
+    let mut filling = Filling { global, client, disk: &wanted.name, waits: false, may_exist: false };
+    let filled =
+        filling.begin(&mut interrupts, &begin).and_then(|import| filling.fill(&mut interrupts, &import));
+    filled.map_err(|failure| match filling.may_exist {
+        true => give_up(&filling.client, (&wanted.name, begin.number), failure),
+        false => failure,
+    })
 }
 
 /// A disk that is given its space, and the node that is asked to.
@@ -40,17 +45,16 @@ struct Filling<'a> {
     disk: &'a str,
     /// The user knows that the present step does not get on.
     waits: bool,
+    /// The disk was made, or may have been by a request without an answer.
+    may_exist: bool,
 }
 
 impl Filling<'_> {
-    /// Makes the disk. A node that ends meanwhile may have made it: the next one is told the same number, and finds it. A node that has not
-    /// begun anything is not waited for.
+    /// Makes the disk. A node that ends meanwhile may have made it: the same number once more finds it.
     fn begin(&mut self, interrupts: &mut Interrupts, wanted: &BeginImport) -> Result<Importing, Failure> {
-        match self.client.begin_import(wanted) {
-            Err(error) if error.kind == ApiErrorKind::Unavailable && self.goes_on_elsewhere(&error) => {}
-            begun => return Ok(begun?),
-        }
-        self.patiently(interrupts, |client| client.begin_import(wanted))
+        let import = self.patiently(interrupts, |client| client.begin_import(wanted))?;
+        self.may_exist = true;
+        Ok(import)
     }
 
     fn fill(&mut self, interrupts: &mut Interrupts, import: &Importing) -> Result<DiskView, Failure> {
@@ -93,22 +97,24 @@ impl Filling<'_> {
         }
     }
 
-    /// Goes on with another node, or says at once what it waits for.
+    /// Goes on with another node, where this command knows one that runs; says at once what it waits for otherwise.
     fn waits_for(&mut self, error: &ApiError) {
-        if !self.goes_on_elsewhere(error) && !self.waits {
-            note(&waits(self.disk, &error.message));
-        }
-        self.waits = true;
-    }
-
-    /// Whether this command knows another node that runs.
-    fn goes_on_elsewhere(&mut self, error: &ApiError) -> bool {
         let chosen = self.global.api.is_some() || self.global.node.is_some();
         let other = any_node(self.global).ok().filter(|other| other.socket() != self.client.socket());
-        let Some(other) = other.filter(|_| !chosen) else { return false };
-        note(&format!("{}: {}\ngoing on with {}", self.disk, error.message, other.socket().display()));
-        self.client = other;
-        true
+        match other.filter(|_| !chosen) {
+            Some(other) => {
+                note(&format!(
+                    "{}: {}\ngoing on with {}",
+                    self.disk,
+                    error.message,
+                    other.socket().display()
+                ));
+                self.client = other;
+            }
+            None if !self.waits => note(&waits(self.disk, &error.message)),
+            None => {}
+        }
+        (self.waits, self.may_exist) = (true, true);
     }
 }
 

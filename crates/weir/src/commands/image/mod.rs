@@ -74,7 +74,8 @@ fn made(
 ) -> Result<DiskView, Failure> {
     let needed_bytes = programs.allocated(from)?;
     let import = client.begin_import(&BeginImport::new(wanted.clone(), needed_bytes))?;
-    fill(client, programs, &import, from).map_err(|failure| give_up(client, &import, failure))
+    fill(client, programs, &import, from)
+        .map_err(|failure| give_up(client, (&wanted.name, import.number), failure))
 }
 
 fn fill(
