@@ -39,22 +39,17 @@ impl Operations {
         let BeginImport { number, disk, needed_bytes } = wanted;
         let name = disk.name.clone();
         // An earlier request whose answer was lost may have made it, also while this one is at work.
-        let made = match self.begun(&name, number).await? {
-            Some(made) => Ok(made),
-            None => self.make_for_import(disk, (number, needed_bytes)).await,
-        };
-        let disk = match made {
+        if let Some(disk) = self.begun(&name, number).await? {
+            return Ok(Importing { number, disk });
+        }
+        self.check_space(&disk, needed_bytes).await?;
+        let disk = match self.make_disk(disk, Origin::Image { number }).await {
             Err(error) if error.kind == ApiErrorKind::Exists => {
                 self.begun_meanwhile(&name, number).await?.ok_or(error)?
             }
             made => made?,
         };
         Ok(Importing { number, disk })
-    }
-
-    async fn make_for_import(&self, disk: CreateDisk, (number, needed): (u64, u64)) -> Answer<DiskView> {
-        self.check_space(&disk, needed).await?;
-        self.make_disk(disk, Origin::Image { number }).await
     }
 
     /// The disk that this import has made already.
@@ -66,7 +61,7 @@ impl Operations {
         }
     }
 
-    /// As [`Operations::begun`], where something has the name. That may be an earlier request's unfinished work: it is not an error to the end.
+    /// As [`Operations::begun`], where something has the name. While that is unfinished, it may be an earlier request's: the client asks again.
     async fn begun_meanwhile(&self, name: &str, number: u64) -> Answer<Option<DiskView>> {
         let unfinished = self.node.registry.get(&keys::unfinished(name)).await.map_err(unavailable)?;
         if unfinished.is_some() || self.node.intents.begin(name).is_none() {

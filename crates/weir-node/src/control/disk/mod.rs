@@ -84,7 +84,7 @@ impl Vacant {
 struct Closing {
     /// Only if the disk has no clients.
     unless_used: bool,
-    /// The entry for clients that the close has removed, for [`Here::put_back`](crate::control::node::Here::put_back).
+    /// The entry for clients that the close has removed from the open disks, to be put back if the disk stays open.
     shown: Option<Open>,
 }
 
