@@ -75,7 +75,7 @@ pub struct AccelConfig {
     /// Most records of a checkpoint, unless they belong together.
     pub checkpoint_records: u64,
     /// Until when this node may serve the disk, in nanoseconds of the machine's clock; the node's control plane moves it. Nothing is
-    /// answered and nothing handed to the backing beyond it (P2, P4).
+    /// answered and nothing handed to the backing beyond it (P2, P4), but for reads of a LUN, which may begin a turn later.
     pub serves_until: Arc<AtomicU64>,
 }
 

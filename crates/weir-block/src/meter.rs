@@ -64,6 +64,8 @@ impl KindMeter {
 pub struct Meter {
     kinds: [KindMeter; RequestKind::ALL.len()],
     in_flight: u64,
+    /// Arrivals and ends of requests.
+    activity: u64,
     /// Request-nanoseconds up to `changed`: the integral of `in_flight` over time.
     occupancy: u128,
     changed: Nanos,
@@ -80,6 +82,7 @@ impl Meter {
     pub fn arrive(&mut self, kind: RequestKind, now: Nanos) {
         self.account(now);
         self.in_flight += 1;
+        self.activity += 1;
         self.kinds[kind.index()].arrivals += 1;
     }
 
@@ -87,6 +90,7 @@ impl Meter {
     pub fn complete(&mut self, kind: RequestKind, bytes: u64, arrived: Nanos, now: Nanos, success: bool) {
         self.account(now);
         self.in_flight -= 1;
+        self.activity += 1;
         let kind = &mut self.kinds[kind.index()];
         if success {
             kind.completions += 1;
@@ -126,6 +130,12 @@ impl Meter {
         self.in_flight
     }
 
+    /// Grows with each request that arrives, completes or fails.
+    #[must_use]
+    pub fn activity(&self) -> u64 {
+        self.activity
+    }
+
     /// Integral of the number in flight over time, in request-nanoseconds. Divided by elapsed time it is
     /// the mean queue depth (Little's law: throughput × mean latency).
     #[must_use]
@@ -139,6 +149,7 @@ impl Meter {
             mine.add(theirs);
         }
         self.in_flight += other.in_flight;
+        self.activity += other.activity;
         self.occupancy += other.occupancy;
         self.changed = self.changed.max(other.changed);
     }

@@ -25,6 +25,9 @@ impl Observe for () {
 
 /// Measures every request to the inner layer, from `submit` to the completion.
 ///
+/// Requests that are submitted together arrive at one time, that of [`Reactor::recent`]. So whoever submits reads the clock before, and a layer that
+/// does the work within `submit` reads it after.
+///
 /// It replaces each request's tag by a slot number, so that a completion finds its start time without hashing. Slots are reused,
 /// so the steady state does not allocate.
 #[derive(Debug)]
@@ -106,7 +109,7 @@ impl<L: Layer, O: Observe> Layer for Metered<L, O> {
     }
 
     fn submit(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
-        let tag = self.arrive(reactor.now(), request.tag(), request.kind(), request.range());
+        let tag = self.arrive(reactor.recent(), request.tag(), request.kind(), request.range());
         request.set_tag(tag);
         self.inner.submit(reactor, request);
     }
@@ -149,13 +152,13 @@ impl<L: Destage, O: Observe> Destage for Metered<L, O> {
     }
 
     fn submit_direct(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
-        let tag = self.arrive(reactor.now(), request.tag(), request.kind(), request.range());
+        let tag = self.arrive(reactor.recent(), request.tag(), request.kind(), request.range());
         request.set_tag(tag);
         self.inner.submit_direct(reactor, request);
     }
 
     fn submit_destaged(&mut self, reactor: &mut Reactor, mut request: Request<'_>) {
-        let tag = self.arrive(reactor.now(), request.tag(), request.kind(), request.range());
+        let tag = self.arrive(reactor.recent(), request.tag(), request.kind(), request.range());
         request.set_tag(tag);
         self.inner.submit_destaged(reactor, request);
     }
@@ -169,7 +172,7 @@ impl<L: Destage, O: Observe> Destage for Metered<L, O> {
         pieces: Vec<(usize, usize)>,
     ) {
         let bytes = pieces.iter().map(|&(_, length)| length as u64).sum();
-        let tag = self.arrive(reactor.now(), tag, RequestKind::Write, (offset, bytes));
+        let tag = self.arrive(reactor.recent(), tag, RequestKind::Write, (offset, bytes));
         self.inner.write_gather(reactor, tag, offset, region, pieces);
     }
 }

@@ -270,6 +270,8 @@ impl<L: Destage> Accel<L> {
         let (from, limit) = (self.owner.in_backing(), self.destage_limit());
         let whole = self.owner.checkpoint_whole();
         self.destager.begin(now, &self.log, from, limit, whole, urgent);
+        // To plan a checkpoint takes time; what is submitted arrives after it.
+        reactor.now();
         let Accel { destager, log, lower, below, .. } = self;
         let may_flush = !self.flushes.group().is_running();
         self.again |=

@@ -130,7 +130,8 @@ impl Uring {
     /// that the peer can run. If another thread ran, the processor will not halt while we block, so that blocking is cheaper than
     /// polling on. Returns for how long other threads had the processor.
     pub fn poll(&mut self, until: Nanos, woken: impl Fn() -> bool) -> io::Result<Duration> {
-        if let Err(error) = self.ring.submit()
+        // The same call has the kernel finish what it can.
+        if let Err(error) = self.look()
             && !is_transient(&error)
         {
             return Err(error);
@@ -162,7 +163,14 @@ impl Uring {
         timeout: Option<Duration>,
         finished: &mut Vec<(usize, i32)>,
     ) -> io::Result<()> {
+        // Work that the kernel has left for this thread is not put off.
+        let submission = self.ring.submission();
+        let needs_call = !submission.is_empty() || submission.taskrun();
+        drop(submission);
+        let has_some = !needs_call && !self.ring.completion().is_empty();
         let waited = match timeout {
+            // A poll has submitted everything, and ended with these.
+            _ if has_some => Ok(0),
             Some(timeout) if timeout.is_zero() || !self.early.is_empty() => self.look(),
             None if !self.early.is_empty() => self.look(),
             None => self.ring.submit_and_wait(1),

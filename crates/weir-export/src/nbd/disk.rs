@@ -163,7 +163,7 @@ impl NbdDisk {
     pub fn pump(&mut self, reactor: &mut Reactor, layer: &mut dyn Layer, workspace: &mut Workspace) {
         self.edges.advance(layer, reactor);
         let is_stuck = self.is_stuck(reactor);
-        let waits_for_limit = self.gate.deadline(reactor.now()) > reactor.now();
+        let waits_for_limit = self.gate.deadline(reactor.recent()) > reactor.recent();
         if self.ready.is_empty() && (is_stuck || self.held.is_empty()) && waits_for_limit {
             return;
         }
@@ -289,7 +289,7 @@ impl NbdDisk {
     /// are over.
     pub fn flush(&mut self, reactor: &mut Reactor, workspace: &mut Workspace) {
         self.close_stalled(reactor, workspace);
-        self.advance_hold(reactor.now());
+        self.advance_hold(reactor.recent());
         self.say_goodbye(reactor, workspace);
         let mut to_flush = std::mem::take(&mut self.to_flush);
         for index in to_flush.drain(..) {
@@ -322,7 +322,7 @@ impl NbdDisk {
         // Whose turn it is changes with time, and clients that do not move are to be found.
         let somebody_waits = workspace.longest_wait().is_some();
         let goodbye = self.closing.is_some() && !self.connections.is_empty();
-        let now = reactor.now();
+        let now = reactor.recent();
         let hold = self.hold.map_or(Nanos::NEVER, |hold| hold.deadline(now, FAREWELL_CHECK));
         hold.min(self.gate.deadline(now)).min(match (goodbye, somebody_waits) {
             (true, _) => now + FAREWELL_CHECK,

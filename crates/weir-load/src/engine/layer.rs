@@ -107,7 +107,7 @@ impl LayerLoad {
     /// Removes this load's answers from `completions`, leaves the others in their order, and submits the next requests. The layer
     /// must be advanced afterwards.
     pub fn pump(&mut self, reactor: &mut Reactor, layer: &mut dyn Layer, completions: &mut Vec<Completion>) {
-        let now = Nanos::now();
+        let now = reactor.now();
         self.pumped = now;
         for completion in
             completions.extract_if(.., |completion| slot_of(&self.slots, completion.tag).is_some())

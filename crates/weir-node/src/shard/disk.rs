@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use weir_accel::flash::FlashStore;
 use weir_accel::replica::Replica;
 use weir_accel::{Accel, AccelConfig, AccelNotice, Former, Inheritance, NoMemory};
-use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor, RequestKind};
+use weir_block::{Completion, Event, Layer, LayerMeter, Metered, Nanos, OwnerId, Reactor};
 use weir_export::{Client, Exports, Rate, Workspace};
 use weir_load::{Summary, Workload};
 use weir_profile::Profile;
@@ -224,9 +224,7 @@ impl Disk {
     /// Grows with everything that is done.
     fn activity(&self) -> u64 {
         let accel = self.top.accel();
-        let meters = [accel.meter(), accel.inner().lower().meter()];
-        let requests = meters.into_iter().flat_map(|meter| RequestKind::ALL.map(|kind| meter.kind(kind)));
-        let requests: u64 = requests.map(|seen| seen.arrivals + seen.completions + seen.errors).sum();
+        let requests = accel.meter().activity() + accel.inner().lower().meter().activity();
         let marks = accel.inner().marks();
         requests + marks.appended + marks.replicated + marks.acknowledged + marks.destaged + marks.freed
     }
@@ -372,7 +370,7 @@ impl Disk {
             self.holding_clients.drain(..).for_each(|done| answer(done, ()));
         }
         self.answer_drops();
-        if self.barrier.turn(self.top.accel_mut().inner_mut(), reactor.now()) && !self.held_for_move {
+        if self.barrier.turn(self.top.accel_mut().inner_mut(), reactor.recent()) && !self.held_for_move {
             self.exports.resume();
         }
         self.counters.publish_delays(self.exports.delays());

@@ -137,7 +137,7 @@ impl Turning {
     pub fn turn_once(&mut self, deadline: Nanos) -> io::Result<Turned> {
         let mut events = std::mem::take(&mut self.events);
         self.reactor.wait(deadline, &mut events)?;
-        self.pulse.begin(self.reactor.now());
+        self.pulse.begin(self.reactor.recent());
         let happened = !events.is_empty();
         let (commands, again) = self.take_commands();
         let opened = self.take_opened();
@@ -232,7 +232,7 @@ impl Turning {
     fn turn(&mut self) -> bool {
         let mut moved = self.turn_replicas();
         moved |= self.turn_served();
-        let now = self.reactor.now();
+        let now = self.reactor.recent();
         let mut due = std::mem::take(&mut self.due);
         let is_due = |disk: &Disk| disk.is_due(now, &self.reactor, &self.workspace);
         due.extend(self.disks.iter().filter(|(_, disk)| is_due(disk)).map(|(slot, _)| slot));
@@ -266,7 +266,7 @@ impl Turning {
         disk.turn(&mut self.reactor, &mut self.workspace);
         disk.take_notices(&mut self.wanted);
         self.unsent.extend(self.wanted.drain(..).map(|notice| translate(&disk.name, notice)));
-        let now = self.reactor.now();
+        let now = self.reactor.recent();
         if let Some(text) = disk.new_route(now) {
             self.unsent.push(Notice::Event { disk: disk.name.clone(), kind: "route", text });
         }

@@ -397,6 +397,14 @@ impl FileBacking {
             Request::Flush { tag } => self.flush(tag),
             Request::Extents { tag, offset, length } => self.extents(reactor, tag, offset, length),
         }
+        self.took_time(reactor);
+    }
+
+    /// A synchronous engine has done its work by now: whatever comes next arrives or ends at this time.
+    fn took_time(&self, reactor: &Reactor) {
+        if matches!(self.engine, Engine::Sync(_)) {
+            reactor.now();
+        }
     }
 
     /// Starts the next piece of a zero request, or completes it.
@@ -621,6 +629,7 @@ impl Destage for FileBacking {
             Engine::Uring(engine) => engine.write(reactor, slot, offset, source, false),
             Engine::Sync(engine) => engine.write(slot, offset, &source),
         }
+        self.took_time(reactor);
     }
 }
 

@@ -84,6 +84,13 @@ impl Leases {
         })
     }
 
+    /// The lease of a range that is not empty, if one piece has all of it.
+    #[must_use]
+    pub fn whole(&self, (start, end): (u64, u64)) -> Option<Lease> {
+        let (_, piece) = self.pieces.range(..=start).next_back()?;
+        (start < end && piece.end >= end).then(|| piece.lease.advanced(start - piece.start))
+    }
+
     /// Replaces what is known of a piece's range.
     pub fn set(&mut self, piece: Piece) {
         if piece.start >= piece.end {
@@ -172,8 +179,14 @@ mod tests {
                 leases.clear((end, start));
                 let from = rng.u64(0..SIZE);
                 let to = rng.u64(from..=SIZE);
+                let all: Vec<Piece> = leases.of((from, to)).collect();
+                let whole = match all[..] {
+                    [Piece { lease, .. }] if lease != Lease::Nothing => Some(lease),
+                    _ => None,
+                };
+                assert_eq!(leases.whole((from, to)), whole, "seed {seed}");
                 let mut at = from;
-                for piece in leases.of((from, to)) {
+                for piece in all {
                     assert_eq!(piece.start, at, "seed {seed}: a gap, or nothing in it");
                     assert!(piece.end > piece.start, "seed {seed}");
                     for byte in piece.start..piece.end {

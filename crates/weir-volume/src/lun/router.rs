@@ -13,43 +13,11 @@ use std::collections::VecDeque;
 
 use weir_block::IoError;
 
+use super::in_progress::InProgress;
+pub use super::in_progress::UnderWay;
 use super::leases::{Lease, Leases, Piece};
+pub use super::request::{Kind, Lacks, Range, Request, Route, neighbourhood, overlap};
 use crate::planted::{Bug, Planted};
-
-/// First byte of a range, and the byte behind the last one.
-pub type Range = (u64, u64);
-
-/// The action of a request on a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Reads.
-    Read,
-    /// Writes data.
-    Write,
-    /// Writes zeroes or discards: the filesystem may free the blocks.
-    Punch,
-    /// Makes durable whatever was done before. Its range is empty.
-    Flush,
-}
-
-impl Kind {
-    /// Whether it may change the file.
-    #[must_use]
-    pub fn changes(self) -> bool {
-        matches!(self, Kind::Write | Kind::Punch)
-    }
-}
-
-/// A request of a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Unique among those in flight.
-    pub id: u64,
-    /// Its action.
-    pub kind: Kind,
-    /// Its bytes; not empty, but for a flush.
-    pub range: Range,
-}
 
 /// Something that happened.
 ///
@@ -167,51 +135,11 @@ pub enum Effect {
     Dropped(u64),
 }
 
-/// The way of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Route {
-    /// This node's I/O on the LUN.
-    Direct,
-    /// The coordinator's I/O on the LUN.
-    Block,
-    /// Through the coordinator's filesystem.
-    File,
-}
-
-/// A request that is being done.
-#[derive(Clone, Copy, Debug)]
-pub struct UnderWay {
-    /// The request.
-    pub request: Request,
-    /// Its way.
-    pub route: Route,
-    /// The range that no change by another route may touch meanwhile.
-    pub locks: Range,
-    /// Parts without an answer.
-    parts: usize,
-    /// Of a change through the coordinator's filesystem.
-    lacks: Lacks,
-    /// A part has failed: the request is done again.
-    failed: bool,
-    /// Its client has been told that it failed. It may still be done by the former coordinator, so nothing that overlaps it begins (P4).
-    given_up: bool,
-}
-
-/// Why changes go through the coordinator's filesystem: what the disk lacks there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lacks {
-    /// Blocks, as far as the owner knows; or it gives blocks back.
-    pub blocks: bool,
-    /// Blocks that no other file shares.
-    pub own_blocks: bool,
-}
-
 /// The router of one disk.
 #[derive(Debug)]
 pub struct Router {
     leases: Leases,
-    /// In the order of their start.
-    under_way: Vec<UnderWay>,
+    under_way: InProgress,
     /// In the order of their arrival.
     waiting: VecDeque<Request>,
     /// Ranges that the coordinator waits for.
@@ -230,18 +158,6 @@ pub struct Router {
     planted: Planted,
 }
 
-/// Whether two ranges have a byte in common.
-#[must_use]
-pub fn overlap(one: Range, other: Range) -> bool {
-    one.0 < other.1 && other.0 < one.1
-}
-
-/// The whole pieces that a range touches.
-#[must_use]
-pub fn neighbourhood((start, end): Range, piece: u64) -> Range {
-    (start / piece * piece, end.div_ceil(piece) * piece)
-}
-
 impl Router {
     /// A router without leases, path and coordinator. The filesystem moves blocks in pieces of `piece` bytes, by which both sides go.
     #[must_use]
@@ -249,7 +165,7 @@ impl Router {
         assert!(piece > 0, "a piece has bytes");
         Router {
             leases: Leases::default(),
-            under_way: Vec::new(),
+            under_way: InProgress::default(),
             waiting: VecDeque::new(),
             recalls: Vec::new(),
             drops: Vec::new(),
@@ -276,8 +192,8 @@ impl Router {
 
     /// The requests that are being done, in the order of their start.
     #[must_use]
-    pub fn under_way(&self) -> &[UnderWay] {
-        &self.under_way
+    pub fn under_way(&self) -> Vec<UnderWay> {
+        self.under_way.in_order()
     }
 
     /// This node reaches the LUN, as far as it knows.
@@ -295,7 +211,7 @@ impl Router {
     /// Requests wait for an answer of the coordinator, or for their turn.
     #[must_use]
     pub fn waits_for_coordinator(&self) -> bool {
-        !self.waiting.is_empty() || self.under_way.iter().any(|one| one.route != Route::Direct)
+        !self.waiting.is_empty() || self.under_way.has_redirected()
     }
 
     /// There has been no coordinator for too long.
@@ -313,6 +229,9 @@ impl Router {
     /// What the changes lack that go through the coordinator's filesystem now.
     #[must_use]
     pub fn lacks(&self) -> Lacks {
+        if !self.under_way.has_redirected() {
+            return Lacks::default();
+        }
         self.under_way.iter().fold(Lacks::default(), |all, UnderWay { lacks, .. }| Lacks {
             blocks: all.blocks || lacks.blocks,
             own_blocks: all.own_blocks || lacks.own_blocks,
@@ -343,9 +262,8 @@ impl Router {
             Event::Submitted(request) => self.waiting.push_back(request),
             Event::Answered { id, ok } => self.answered(id, ok, effects),
             Event::NotFlushed { id, error } => {
-                let before = self.under_way.len();
-                self.under_way.retain(|one| one.request.id != id || one.request.kind != Kind::Flush);
-                if self.under_way.len() < before {
+                if let Some(index) = self.under_way.find(id, |one| one.request.kind == Kind::Flush) {
+                    self.under_way.remove(index);
                     effects.push(Effect::Failed { id, error });
                 }
             }
@@ -382,9 +300,8 @@ impl Router {
     }
 
     fn answered(&mut self, id: u64, ok: bool, effects: &mut Vec<Effect>) {
-        let waits = |one: &UnderWay| one.request.id == id && one.parts > 0;
-        let Some(index) = self.under_way.iter().position(waits) else { return };
-        let one = &mut self.under_way[index];
+        let Some(index) = self.under_way.find(id, |one| one.parts > 0) else { return };
+        let one = self.under_way.at(index);
         one.parts -= 1;
         one.failed |= !ok;
         match one.route {
@@ -414,8 +331,7 @@ impl Router {
         grants: &[Piece],
         effects: &mut Vec<Effect>,
     ) {
-        let waits = |one: &UnderWay| one.request.id == id && one.route == Route::File;
-        let Some(index) = self.under_way.iter().position(waits) else { return };
+        let Some(index) = self.under_way.find(id, |one| one.route == Route::File) else { return };
         let locks = self.under_way.remove(index).locks;
         let own: Vec<Piece> = grants.iter().filter_map(|grant| grant.within(locks)).collect();
         self.take_grants(&own);
@@ -454,9 +370,7 @@ impl Router {
         if self.planted.has(Bug::LostReissue) {
             return;
         }
-        let all = std::mem::take(&mut self.under_way).into_iter();
-        let (kept, in_doubt): (Vec<_>, Vec<_>) = all.partition(|one| one.route == Route::Direct);
-        self.under_way = kept;
+        let in_doubt = self.under_way.take_redirected();
         in_doubt.into_iter().rev().filter(|one| !one.given_up).for_each(|one| self.again(one.request));
     }
 
@@ -470,7 +384,7 @@ impl Router {
             effects.push(Effect::Failed { id: one.request.id, error });
         }
         if self.planted.has(Bug::ForgetGivenUp) {
-            self.under_way.retain(|one| !one.given_up);
+            self.under_way.forget_given_up();
         }
     }
 
@@ -478,16 +392,16 @@ impl Router {
         self.lost();
         self.leases = Leases::default();
         self.path = false;
-        let all = std::mem::take(&mut self.under_way).into_iter();
-        let (kept, redirected): (Vec<_>, Vec<_>) = all.partition(|one| one.route == Route::Direct);
-        self.under_way = kept;
-        let told = redirected.into_iter().filter(|one| !one.given_up);
+        let told = self.under_way.take_redirected().into_iter().filter(|one| !one.given_up);
         effects.extend(told.map(|one| Effect::Failed { id: one.request.id, error }));
         self.abandoned = Some(error);
     }
 
     fn answer_recalls(&mut self, effects: &mut Vec<Effect>) {
         let Router { recalls, drops, under_way, planted, .. } = self;
+        if recalls.is_empty() && drops.is_empty() {
+            return;
+        }
         if !under_way.iter().any(|one| one.route == Route::Direct) {
             effects.extend(drops.drain(..).map(Effect::Dropped));
         }
@@ -512,40 +426,50 @@ impl Router {
         let mut redirected_waits = false;
         for _ in 0..self.waiting.len() {
             let Some(request) = self.waiting.pop_front() else { break };
-            let route = self.route(request);
+            let whole = self.leases.whole(request.range);
+            let route = self.route(request, whole);
             let locks = self.locks(request, route);
             let overtakes = passed.iter().any(|range| overlap(*range, locks));
             let has_way = match route {
                 Route::Direct => true,
                 Route::Block | Route::File => self.coordinator && !redirected_waits,
             };
-            let mut before = self.under_way.iter().filter(|one| self.excludes(one, request, route, locks));
-            let needs_coordinator = !has_way || before.clone().any(|one| one.route != Route::Direct);
+            // Reads among reads.
+            let excludes_none = !request.kind.changes() && !self.under_way.has_changes();
+            let all = self.under_way.iter().filter(|_| !excludes_none);
+            let mut before = all.filter(|one| self.excludes(one, request, route, locks));
+            let needs_coordinator =
+                !has_way || self.overdue.is_some() && before.clone().any(|one| one.route != Route::Direct);
+            let waits = overtakes || !has_way || before.next().is_some();
             if let Some(error) = self.overdue.filter(|_| needs_coordinator && !overtakes) {
                 effects.push(Effect::Failed { id: request.id, error });
-            } else if overtakes || !has_way || before.next().is_some() {
+            } else if waits {
                 // Its neighbourhood, because it may be redirected when its time comes.
                 passed.push(neighbourhood(request.range, self.piece));
                 redirected_waits |= route != Route::Direct;
                 self.waiting.push_back(request);
             } else {
-                self.begin(request, route, locks, effects);
+                self.begin(request, route, locks, whole, effects);
             }
         }
     }
 
-    fn route(&self, request: Request) -> Route {
+    /// `whole`: the lease of its range, if it is one.
+    fn route(&self, request: Request, whole: Option<Lease>) -> Route {
         if request.kind == Kind::Flush {
             return if self.path { Route::Direct } else { Route::Block };
         }
-        let on_lun = |piece: Piece| match (request.kind, piece.lease) {
+        let on_lun = |lease: Lease| match (request.kind, lease) {
             (Kind::Read, lease) => lease != Lease::Nothing,
             (Kind::Write, lease) => matches!(lease, Lease::ReadWrite(_)),
             (Kind::Punch | Kind::Flush, _) => false,
         };
-        let is_hole = |piece: Piece| request.kind == Kind::Read && piece.lease == Lease::Hole;
-        let mut pieces = self.leases.of(request.range);
-        let holes = pieces.try_fold(true, |holes, piece| on_lun(piece).then(|| holes && is_hole(piece)));
+        let is_hole = |lease: Lease| request.kind == Kind::Read && lease == Lease::Hole;
+        let only_holes = |holes, lease| on_lun(lease).then(|| holes && is_hole(lease));
+        let holes = match whole {
+            Some(lease) => only_holes(true, lease),
+            None => self.leases.of(request.range).map(|piece| piece.lease).try_fold(true, only_holes),
+        };
         // The wish needs a coordinator; a guest does not have to wait for one.
         let goes_directly = self.path && !(self.through_filesystem && self.coordinator);
         match holes {
@@ -570,7 +494,14 @@ impl Router {
         (two_routes || two_changes) && overlap(one.locks, locks)
     }
 
-    fn begin(&mut self, request: Request, route: Route, locks: Range, effects: &mut Vec<Effect>) {
+    fn begin(
+        &mut self,
+        request: Request,
+        route: Route,
+        locks: Range,
+        whole: Option<Lease>,
+        effects: &mut Vec<Effect>,
+    ) {
         let id = request.id;
         let (mut parts, mut lacks) = (0, Lacks::default());
         if request.kind == Kind::Flush {
@@ -586,7 +517,9 @@ impl Router {
             }
             effects.push(Effect::File { request, gives_up });
         } else {
-            for piece in self.leases.of(request.range) {
+            let whole = whole.map(|lease| Piece { start: request.range.0, end: request.range.1, lease });
+            let several = whole.is_none().then(|| self.leases.of(request.range));
+            for piece in whole.into_iter().chain(several.into_iter().flatten()) {
                 match piece.lease {
                     Lease::Nothing | Lease::Hole => {
                         effects.push(Effect::Zeroes { id, range: (piece.start, piece.end) });
@@ -604,6 +537,6 @@ impl Router {
         if parts == 0 && route != Route::File {
             return effects.push(Effect::Done(id));
         }
-        self.under_way.push(UnderWay { request, route, locks, parts, lacks, failed: false, given_up: false });
+        self.under_way.push(UnderWay::new(request, route, locks, parts, lacks));
     }
 }

@@ -47,15 +47,21 @@ pub enum LinkError {
 
 pub enum Link {
     None,
-    /// The coordinator's side of the disk, which this one drives, and the number of the connection.
-    Here(Rc<RefCell<ServedDisk>>, u64),
+    /// The coordinator's side of the disk, which this one drives.
+    Here {
+        served: Rc<RefCell<ServedDisk>>,
+        /// The connection's number.
+        connection: u64,
+        /// It has been told something since it was driven.
+        told: bool,
+    },
     Remote(Box<Connection>),
 }
 
 impl Link {
     pub fn here(reactor: &mut Reactor, served: &Rc<RefCell<ServedDisk>>) -> Link {
         let connection = served.borrow_mut().connect_here(reactor);
-        Link::Here(Rc::clone(served), connection)
+        Link::Here { served: Rc::clone(served), connection, told: true }
     }
 
     pub fn remote(reactor: &mut Reactor, stream: Stream, token: Token) -> io::Result<Link> {
@@ -73,7 +79,10 @@ impl Link {
     pub fn send(&mut self, reactor: &mut Reactor, message: ToCoordinator) {
         match self {
             Link::None => {}
-            Link::Here(served, _) => served.borrow_mut().hear(reactor, message),
+            Link::Here { served, told, .. } => {
+                served.borrow_mut().hear(reactor, message);
+                *told = true;
+            }
             Link::Remote(remote) => remote.send(wire::encode_to_coordinator(message)),
         }
     }
@@ -86,8 +95,9 @@ impl Link {
 
     /// An event that is none of the owner's.
     pub fn on_served_event(&mut self, reactor: &mut Reactor, event: Event) {
-        if let Link::Here(served, _) = self {
+        if let Link::Here { served, told, .. } = self {
             served.borrow_mut().on_event(reactor, event);
+            *told = true;
         }
     }
 
@@ -100,9 +110,10 @@ impl Link {
     ) -> Result<(Vec<ToOwner>, bool), LinkError> {
         match self {
             Link::None => Ok((Vec::new(), false)),
-            Link::Here(served, connection) => {
+            Link::Here { served, connection, told } => {
                 let mut served = served.borrow_mut();
                 served.advance(reactor);
+                *told = false;
                 if !served.is_connected(*connection) {
                     return Err(LinkError::Ended);
                 }
@@ -114,11 +125,16 @@ impl Link {
         }
     }
 
+    /// A coordinator here was told something, and has perhaps an answer already.
+    pub fn may_have_answered(&self) -> bool {
+        matches!(self, Link::Here { told: true, .. })
+    }
+
     /// More may have arrived than was taken, or the coordinator here waits for memory.
     pub fn has_more(&self) -> bool {
         match self {
             Link::None => false,
-            Link::Here(served, _) => served.borrow().waits(),
+            Link::Here { served, .. } => served.borrow().waits(),
             Link::Remote(remote) => remote.has_more(),
         }
     }
@@ -127,7 +143,7 @@ impl Link {
     pub fn awaits_memory(&self) -> bool {
         match self {
             Link::None => false,
-            Link::Here(served, _) => served.borrow().waits_for_memory_alone(),
+            Link::Here { served, .. } => served.borrow().waits_for_memory_alone(),
             Link::Remote(remote) => remote.has_more(),
         }
     }
@@ -135,14 +151,16 @@ impl Link {
     pub fn flush(&mut self, reactor: &mut Reactor) -> Result<(), LinkError> {
         match self {
             Link::Remote(remote) => Ok(remote.flush(reactor)?),
-            Link::None | Link::Here(..) => Ok(()),
+            Link::None | Link::Here { .. } => Ok(()),
         }
     }
 
     pub fn close(&mut self, reactor: &mut Reactor) {
         match self {
             Link::None => {}
-            Link::Here(served, connection) => served.borrow_mut().disconnect_here(reactor, *connection),
+            Link::Here { served, connection, .. } => {
+                served.borrow_mut().disconnect_here(reactor, *connection);
+            }
             Link::Remote(remote) => remote.close(reactor),
         }
         *self = Link::None;

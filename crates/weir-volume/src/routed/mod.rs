@@ -275,8 +275,13 @@ impl RoutedBacking {
         }
     }
 
-    fn may_begin(&self, reactor: &Reactor) -> bool {
-        self.serves_until.as_ref().is_none_or(|until| reactor.now().0 < until.load(Ordering::Acquire))
+    fn may_begin(&self, now: Nanos) -> bool {
+        self.serves_until.as_ref().is_none_or(|until| now.0 < until.load(Ordering::Acquire))
+    }
+
+    fn is_direct_read(&self, effect: &Effect) -> bool {
+        let Effect::Direct { id, .. } = effect else { return false };
+        self.request(*id).is_some_and(|pending| pending.kind == RequestKind::Read)
     }
 
     fn step(&mut self, reactor: &mut Reactor, event: router::Event) {
@@ -318,7 +323,7 @@ impl RoutedBacking {
                 if !self.try_begin(reactor, effect) {
                     self.held[queue].push_front(effect);
                     // Without the right, longer.
-                    let pause = if self.may_begin(reactor) { RETRY_AFTER } else { ASK_AGAIN / 10 };
+                    let pause = if self.may_begin(reactor.now()) { RETRY_AFTER } else { ASK_AGAIN / 10 };
                     self.retry_at = self.retry_at.min(reactor.now() + pause);
                     break;
                 }
@@ -328,7 +333,9 @@ impl RoutedBacking {
 
     /// `false`: not now.
     fn try_begin(&mut self, reactor: &mut Reactor, effect: Effect) -> bool {
-        if !self.may_begin(reactor) {
+        // What a read brings without the right is not answered.
+        let now = if self.is_direct_read(&effect) { reactor.recent() } else { reactor.now() };
+        if !self.may_begin(now) {
             return false;
         }
         match effect {
@@ -624,10 +631,11 @@ impl Layer for RoutedBacking {
         self.begin_held(reactor);
         self.retry_full(reactor);
         self.probe(reactor);
-        // What was sent to a coordinator here may be answered at once.
-        self.receive(reactor);
         if !self.behind.is_empty() {
             self.begin_behind(reactor);
+        }
+        // What was sent to a coordinator here may be answered at once.
+        if self.link.may_have_answered() {
             self.receive(reactor);
         }
         if let Err(error) = self.link.flush(reactor) {

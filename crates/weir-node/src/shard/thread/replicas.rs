@@ -84,7 +84,7 @@ impl Turning {
     /// Gives a turn to the replicas concerned. Whether anything came of it.
     pub(super) fn turn_replicas(&mut self) -> bool {
         let mut moved = false;
-        let now = self.reactor.now();
+        let now = self.reactor.recent();
         for (_, replica) in self.replicas.iter_mut().filter(|(_, replica)| replica.deadline() <= now) {
             let before = replica.host.replica().log().last();
             replica.due = replica.host.advance(&mut self.reactor);

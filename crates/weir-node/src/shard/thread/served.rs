@@ -168,7 +168,7 @@ impl Turning {
 
     /// Gives those a turn to which something has happened. An owner on this shard gets one, too.
     pub(super) fn turn_served(&mut self) -> bool {
-        let has_come = |deadline| deadline != Nanos::NEVER && deadline <= self.reactor.now();
+        let has_come = |deadline| deadline != Nanos::NEVER && deadline <= self.reactor.recent();
         let due = |served: &Served| {
             let disk = served.disk.borrow();
             served.touched || disk.waits() || has_come(disk.deadline())
