@@ -29,7 +29,16 @@ struct Inner {
     /// Bytes in use and bytes idle, both counted in whole classes.
     lent: Cell<usize>,
     idle: Cell<usize>,
-    free: RefCell<[Vec<NonNull<u8>>; CLASSES]>,
+    free: RefCell<[Vec<Memory>; CLASSES]>,
+    /// Registrations of memory that was released.
+    retired: RefCell<Vec<u16>>,
+}
+
+/// Memory of one buffer, and its registration, if it has one.
+#[derive(Clone, Copy)]
+struct Memory {
+    start: NonNull<u8>,
+    registration: Option<u16>,
 }
 
 impl BufferPool {
@@ -41,6 +50,7 @@ impl BufferPool {
             lent: Cell::new(0),
             idle: Cell::new(0),
             free: RefCell::new(std::array::from_fn(|_| Vec::new())),
+            retired: RefCell::default(),
         };
         BufferPool { inner: Rc::new(inner) }
     }
@@ -56,18 +66,29 @@ impl BufferPool {
         }
         let inner = &self.inner;
         let recycled = inner.free.borrow_mut()[class].pop();
-        let start = match recycled {
-            Some(start) => {
+        let memory = match recycled {
+            Some(memory) => {
                 inner.idle.set(inner.idle.get() - size);
-                start
+                memory
             }
             None => {
                 inner.make_room_for(size);
-                allocate(class)
+                Memory { start: allocate(class), registration: None }
             }
         };
         inner.lent.set(inner.lent.get() + size);
-        Some(Buffer { start, length, class, pool: Rc::clone(inner) })
+        let Memory { start, registration } = memory;
+        Some(Buffer { start, length, class, registration: Cell::new(registration), pool: Rc::clone(inner) })
+    }
+
+    /// Whether `buffer` is of this pool.
+    pub(crate) fn has(&self, buffer: &Buffer) -> bool {
+        Rc::ptr_eq(&self.inner, &buffer.pool)
+    }
+
+    /// Takes the registrations of memory that was released: they are in use no more.
+    pub(crate) fn take_retired(&self) -> Vec<u16> {
+        self.inner.retired.take()
     }
 
     /// Whether [`BufferPool::take`] would succeed now.
@@ -95,8 +116,9 @@ impl Inner {
         let mut free = self.free.borrow_mut();
         for class in (0..CLASSES).rev() {
             while self.lent.get() + self.idle.get() + size > self.limit {
-                let Some(start) = free[class].pop() else { break };
+                let Some(Memory { start, registration }) = free[class].pop() else { break };
                 self.idle.set(self.idle.get() - (ALIGNMENT << class));
+                self.retired.borrow_mut().extend(registration);
                 release(start, class);
             }
         }
@@ -106,8 +128,8 @@ impl Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         for (class, list) in self.free.get_mut().iter_mut().enumerate() {
-            for start in list.drain(..) {
-                release(start, class);
+            for memory in list.drain(..) {
+                release(memory.start, class);
             }
         }
     }
@@ -142,6 +164,8 @@ pub struct Buffer {
     start: NonNull<u8>,
     length: usize,
     class: usize,
+    /// The number under which the shard's ring knows the memory: it stays with the memory until that is released.
+    registration: Cell<Option<u16>>,
     pool: Rc<Inner>,
 }
 
@@ -180,6 +204,21 @@ impl Buffer {
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.length) }
     }
 
+    /// The number under which the shard's ring knows its memory.
+    pub(crate) fn registration(&self) -> Option<u16> {
+        self.registration.get()
+    }
+
+    /// The shard's ring knows its memory under this number from now on.
+    pub(crate) fn set_registration(&self, number: u16) {
+        self.registration.set(Some(number));
+    }
+
+    /// All of its memory, which may be more than its length.
+    pub(crate) fn memory(&self) -> libc::iovec {
+        libc::iovec { iov_base: self.start.as_ptr().cast(), iov_len: ALIGNMENT << self.class }
+    }
+
     /// The address of the first byte, for the reactor.
     #[must_use]
     pub fn as_ptr(&self) -> *mut u8 {
@@ -192,7 +231,8 @@ impl Drop for Buffer {
         let size = ALIGNMENT << self.class;
         self.pool.lent.set(self.pool.lent.get() - size);
         self.pool.idle.set(self.pool.idle.get() + size);
-        self.pool.free.borrow_mut()[self.class].push(self.start);
+        let memory = Memory { start: self.start, registration: self.registration.get() };
+        self.pool.free.borrow_mut()[self.class].push(memory);
     }
 }
 
@@ -217,6 +257,20 @@ mod tests {
         drop(first);
         assert_eq!(pool.lent(), 0);
         assert_eq!(pool.take(8192).expect("fits").as_ptr(), address, "recycled, not allocated again");
+    }
+
+    #[test]
+    fn a_registration_stays_with_the_memory_until_that_is_released() {
+        let pool = BufferPool::new(8 << 10);
+        let first = pool.take(4096).expect("fits");
+        first.set_registration(7);
+        drop(first);
+        let again = pool.take(100).expect("fits");
+        assert_eq!((again.registration(), pool.has(&again)), (Some(7), true));
+        drop(again);
+        let larger = pool.take(8192).expect("fits");
+        assert_eq!((larger.registration(), pool.take_retired()), (None, vec![7]));
+        assert!(pool.take_retired().is_empty() && !BufferPool::new(4096).has(&larger));
     }
 
     #[test]

@@ -175,6 +175,8 @@ pub(crate) struct FileOperation {
     /// Vectors before this index are done.
     pub first: usize,
     pub moved: u64,
+    /// The memory's registration with the ring, if all of it has one.
+    pub registration: Option<u16>,
     pub buffer: Option<Buffer>,
     /// Keeps the memory that `vectors` point into.
     #[expect(dead_code, reason = "held, not read")]
@@ -198,6 +200,7 @@ impl FileOperation {
             vectors: Vec::new(),
             first: 0,
             moved: 0,
+            registration: None,
             buffer: None,
             held: None,
         }

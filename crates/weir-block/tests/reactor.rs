@@ -129,6 +129,37 @@ fn a_read_is_short_at_the_end_of_the_file_and_only_there() {
     }
 }
 
+/// The ring keeps the memory of buffers mapped: also of those whose memory is released, and allocated again for others.
+#[test]
+fn the_kernel_uses_the_memory_that_a_buffer_has_now() {
+    const SIZES: [usize; 3] = [4096, 9_000, 60_000];
+    for engine in ENGINES {
+        let config =
+            ReactorConfig { entries: 8, buffer_limit: 128 << 10, engine, ..ReactorConfig::default() };
+        let mut reactor = Reactor::new(config).unwrap();
+        let (_named, file) = temporary();
+        let token = token(&mut reactor, 0);
+        for round in 0..200_u8 {
+            // The limit has no room for the idle memory of all sizes.
+            let length = SIZES[usize::from(round) % SIZES.len()];
+            let offset = u64::from(round) * 512;
+            let buffer = filled(&reactor, length, round);
+            if round % 2 == 0 {
+                reactor.write(&file, offset, WriteSource::Buffer(buffer), token);
+            } else {
+                let part = WriteSource::Shared(Rc::new(buffer), 100, length - 100);
+                reactor.write(&file, offset, part, token);
+            }
+            let written = if round % 2 == 0 { length } else { length - 100 };
+            assert_eq!(one_result(&mut reactor).0, Ok(written as u64));
+            reactor.read(&file, offset, filled(&reactor, written, 0), token);
+            let (result, buffer) = one_result(&mut reactor);
+            assert_eq!(result, Ok(written as u64));
+            assert!(buffer.unwrap().bytes().iter().all(|byte| *byte == round), "{engine:?}, round {round}");
+        }
+    }
+}
+
 #[test]
 fn errors_come_back_with_the_buffer() {
     for engine in ENGINES {

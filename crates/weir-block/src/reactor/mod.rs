@@ -8,6 +8,7 @@
 //! seccomp in containers); and virtual time with simulated sockets and files ([`crate::sim`]).
 
 mod epoll;
+mod registered;
 mod slot;
 mod uring;
 mod waker;
@@ -374,6 +375,7 @@ impl Reactor {
     pub fn read(&mut self, file: &SharedFile, offset: u64, buffer: Buffer, token: Token) {
         let mut vectors = self.take_vector();
         vectors.push(libc::iovec { iov_base: buffer.as_ptr().cast(), iov_len: buffer.len() });
+        let registration = self.register(&buffer);
         self.start(FileOperation {
             token,
             file: file.clone(),
@@ -382,6 +384,7 @@ impl Reactor {
             vectors,
             first: 0,
             moved: 0,
+            registration,
             buffer: Some(buffer),
             held: None,
         });
@@ -408,6 +411,11 @@ impl Reactor {
     ) {
         let mut vectors = self.take_vector();
         vectors.extend(source.vectors());
+        let registration = match &source {
+            WriteSource::Buffer(buffer) => self.register(buffer),
+            WriteSource::Shared(buffer, ..) => self.register(buffer),
+            WriteSource::Gather(..) | WriteSource::Framed(..) => None,
+        };
         let (buffer, held) = match source {
             WriteSource::Buffer(buffer) => (Some(buffer), None),
             WriteSource::Shared(buffer, ..) => (None, Some(Held::Buffer(buffer))),
@@ -422,6 +430,7 @@ impl Reactor {
             vectors,
             first: 0,
             moved: 0,
+            registration,
             buffer,
             held,
         });
@@ -481,6 +490,9 @@ impl Reactor {
         let sleeps = self.waker.prepare_to_sleep();
         let timeout = if sleeps { timeout } else { Some(Duration::ZERO) };
         let mut finished = std::mem::take(&mut self.finished);
+        if let Driver::Uring(uring) = &mut self.driver {
+            uring.unregister(self.buffers.take_retired());
+        }
         let waited = match &mut self.driver {
             Driver::Uring(uring) => uring.wait(now, timeout, &mut finished),
             Driver::Epoll(epoll) => epoll.wait(timeout, &mut finished),
@@ -529,6 +541,18 @@ impl Reactor {
         if let Slot::File(operation) = entry.insert(Slot::File(operation)) {
             self.driver.start(key, operation);
         }
+    }
+
+    /// The registration of a buffer's memory with the ring; it gets one at its first use. Buffers of other pools have none.
+    fn register(&mut self, buffer: &Buffer) -> Option<u16> {
+        let Driver::Uring(uring) = &mut self.driver else { return None };
+        if !self.buffers.has(buffer) {
+            return None;
+        }
+        if buffer.registration().is_none() {
+            uring.register(buffer);
+        }
+        buffer.registration()
     }
 
     fn take_vector(&mut self) -> Vec<libc::iovec> {

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use io_uring::{EnterFlags, IoUring, opcode, squeue, types};
 
+use super::registered::RegisteredBuffers;
+use crate::buffer::Buffer;
 use crate::clock::Nanos;
 use crate::operation::{FileKind, FileOperation, Interest};
 
@@ -30,6 +32,7 @@ pub(super) struct Uring {
     /// Completions collected while making room for submissions; the next wait returns them.
     early: Vec<(usize, i32)>,
     timer: Timer,
+    registered: RegisteredBuffers,
     /// The kernel can leave out the completion of what has succeeded (Linux 5.17).
     skips_success: bool,
 }
@@ -66,8 +69,19 @@ impl Uring {
         }
         // A kernel before 5.15 lacks this limit and keeps its own.
         let _ = ring.submitter().register_iowq_max_workers(&mut [WAITING_CALLS, 0]);
+        let registered = RegisteredBuffers::new(&ring);
         let skips_success = ring.params().is_feature_skip_cqe_on_success();
-        Ok(Uring { ring, early: Vec::new(), timer: Timer::default(), skips_success })
+        Ok(Uring { ring, early: Vec::new(), timer: Timer::default(), registered, skips_success })
+    }
+
+    /// Registers the memory of a buffer that has no number yet, if the kernel takes more.
+    pub fn register(&mut self, buffer: &Buffer) {
+        self.registered.add(&self.ring, buffer);
+    }
+
+    /// Memory has been released.
+    pub fn unregister(&mut self, numbers: Vec<u16>) {
+        self.registered.remove(&self.ring, numbers);
     }
 
     pub fn watch(&mut self, key: usize, fd: i32, interest: Interest) {
@@ -87,29 +101,47 @@ impl Uring {
     pub fn start(&mut self, key: usize, operation: &FileOperation) {
         let fd = types::Fd(operation.file.as_raw_fd());
         let rest = operation.rest();
-        let entry = match operation.kind {
-            FileKind::Read => {
+        let entry = match (operation.kind, operation.registration) {
+            (FileKind::Read, Some(number)) => {
+                let vector = rest[0];
+                opcode::ReadFixed::new(fd, vector.iov_base.cast(), vector.iov_len as u32, number)
+                    .offset(operation.offset)
+                    .build()
+            }
+            (FileKind::Write { durable }, Some(number)) => {
+                let vector = rest[0];
+                opcode::WriteFixed::new(
+                    fd,
+                    vector.iov_base.cast_const().cast(),
+                    vector.iov_len as u32,
+                    number,
+                )
+                .offset(operation.offset)
+                .rw_flags(write_flags(durable))
+                .build()
+            }
+            (FileKind::Read, None) => {
                 let vector = rest[0];
                 opcode::Read::new(fd, vector.iov_base.cast(), vector.iov_len as u32)
                     .offset(operation.offset)
                     .build()
             }
-            FileKind::Write { durable } if rest.len() == 1 => {
+            (FileKind::Write { durable }, None) if rest.len() == 1 => {
                 let vector = rest[0];
                 opcode::Write::new(fd, vector.iov_base.cast_const().cast(), vector.iov_len as u32)
                     .offset(operation.offset)
                     .rw_flags(write_flags(durable))
                     .build()
             }
-            FileKind::Write { durable } => {
+            (FileKind::Write { durable }, None) => {
                 let count = rest.len().min(libc::UIO_MAXIOV as usize) as u32;
                 opcode::Writev::new(fd, rest.as_ptr(), count)
                     .offset(operation.offset)
                     .rw_flags(write_flags(durable))
                     .build()
             }
-            FileKind::Sync => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
-            FileKind::Allocate { mode, length } => {
+            (FileKind::Sync, _) => opcode::Fsync::new(fd).flags(types::FsyncFlags::DATASYNC).build(),
+            (FileKind::Allocate { mode, length }, _) => {
                 opcode::Fallocate::new(fd, length).offset(operation.offset).mode(mode).build()
             }
         };
