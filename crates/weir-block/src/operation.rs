@@ -175,7 +175,7 @@ pub(crate) struct FileOperation {
     /// Vectors before this index are done.
     pub first: usize,
     pub moved: u64,
-    /// The memory's registration with the ring, if all of it has one.
+    /// The registration with the ring of memory that is transferred from its first byte, if it has one.
     pub registration: Option<u16>,
     pub buffer: Option<Buffer>,
     /// Keeps the memory that `vectors` point into.
@@ -223,6 +223,8 @@ impl FileOperation {
         if result <= 0 || !matches!(self.kind, FileKind::Read | FileKind::Write { .. }) {
             return false;
         }
+        // The rest begins within the buffer.
+        self.registration = None;
         let mut moved = result as usize;
         self.moved += moved as u64;
         self.offset += moved as u64;

@@ -375,7 +375,7 @@ impl Reactor {
     pub fn read(&mut self, file: &SharedFile, offset: u64, buffer: Buffer, token: Token) {
         let mut vectors = self.take_vector();
         vectors.push(libc::iovec { iov_base: buffer.as_ptr().cast(), iov_len: buffer.len() });
-        let registration = self.register(&buffer);
+        let registration = self.register(file, &buffer);
         self.start(FileOperation {
             token,
             file: file.clone(),
@@ -412,9 +412,10 @@ impl Reactor {
         let mut vectors = self.take_vector();
         vectors.extend(source.vectors());
         let registration = match &source {
-            WriteSource::Buffer(buffer) => self.register(buffer),
-            WriteSource::Shared(buffer, ..) => self.register(buffer),
-            WriteSource::Gather(..) | WriteSource::Framed(..) => None,
+            WriteSource::Buffer(buffer) => self.register(file, buffer),
+            // From its first byte only: Linux 6.5 confuses some devices with the rest.
+            WriteSource::Shared(buffer, 0, _) => self.register(file, buffer),
+            WriteSource::Shared(..) | WriteSource::Gather(..) | WriteSource::Framed(..) => None,
         };
         let (buffer, held) = match source {
             WriteSource::Buffer(buffer) => (Some(buffer), None),
@@ -544,12 +545,14 @@ impl Reactor {
     }
 
     /// The registration of a buffer's memory with the ring; it gets one at its first use. Buffers of other pools have none.
-    fn register(&mut self, buffer: &Buffer) -> Option<u16> {
+    fn register(&mut self, file: &SharedFile, buffer: &Buffer) -> Option<u16> {
         let Driver::Uring(uring) = &mut self.driver else { return None };
-        if !self.buffers.has(buffer) {
+        // What may block takes far longer than the look-up of pages.
+        if file.is_offloaded() || !self.buffers.has(buffer) {
             return None;
         }
         if buffer.registration().is_none() {
+            uring.unregister(self.buffers.take_retired());
             uring.register(buffer);
         }
         buffer.registration()

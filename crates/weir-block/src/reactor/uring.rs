@@ -253,7 +253,7 @@ impl Uring {
     }
 
     fn take_completions(&mut self, finished: &mut Vec<(usize, i32)>) {
-        if take_completions(&mut self.ring, finished) {
+        if take_completions(&mut self.ring, &mut self.registered, finished) {
             self.timer.at = None;
         }
     }
@@ -290,12 +290,17 @@ fn is_transient(error: &io::Error) -> bool {
 }
 
 /// Whether the timer has expired.
-fn take_completions(ring: &mut IoUring, finished: &mut Vec<(usize, i32)>) -> bool {
+fn take_completions(
+    ring: &mut IoUring,
+    registered: &mut RegisteredBuffers,
+    finished: &mut Vec<(usize, i32)>,
+) -> bool {
     let mut has_expired = false;
     for completion in ring.completion() {
         match completion.user_data() {
             IGNORED => {}
             TIMER => has_expired = true,
+            other if registered.take(other) => {}
             key => finished.push((key as usize, completion.result())),
         }
     }
