@@ -158,6 +158,7 @@ const LONG_YIELD: Duration = Duration::from_micros(500);
 /// that computes; a thread that yields waits for the whole slice, at every request.
 const POLL_BACK_OFF: Duration = Duration::from_millis(200);
 
+#[expect(clippy::large_enum_variant, reason = "a reactor has one, and each request goes through it")]
 enum Driver {
     Uring(uring::Uring),
     Epoll(epoll::Epoll),

@@ -92,19 +92,19 @@ mod tests {
 
     #[test]
     fn numbers_and_memory_come_back_when_the_kernel_has_released_them() {
-        let mut ring = IoUring::new(8).unwrap();
+        let mut ring = IoUring::new(8).expect("a ring");
         let mut table = RegisteredBuffers::new(&ring);
         assert_eq!(table.vacant.len(), usize::from(MOST), "this kernel has a table");
         let pool = BufferPool::new(64 << 10);
         for round in 0..2 * usize::from(MOST) {
             // The limit has no room for the idle memory of both sizes.
-            let buffer = pool.take(if round % 2 == 0 { 4096 } else { 64 << 10 }).unwrap();
+            let buffer = pool.take(if round % 2 == 0 { 4096 } else { 64 << 10 }).expect("fits");
             table.remove(&ring, pool.take_retired());
             assert_eq!(buffer.registration(), None, "round {round}: new memory");
             table.add(&ring, &buffer);
             assert!(buffer.registration().is_some(), "round {round}");
             drop(buffer);
-            ring.submit().unwrap();
+            ring.submit().expect("nothing to refuse");
             for completion in ring.completion() {
                 assert!(table.take(completion.user_data()));
             }
@@ -116,13 +116,13 @@ mod tests {
 
     #[test]
     fn no_more_than_the_limit_is_registered_and_nothing_large() {
-        let ring = IoUring::new(8).unwrap();
+        let ring = IoUring::new(8).expect("a ring");
         let mut table = RegisteredBuffers::new(&ring);
         let pool = BufferPool::new(64 << 20);
-        let large = pool.take(LARGEST + 1).unwrap();
+        let large = pool.take(LARGEST + 1).expect("fits");
         table.add(&ring, &large);
         assert_eq!(large.registration(), None);
-        let all: Vec<Buffer> = (0..200).map(|_| pool.take(LARGEST).unwrap()).collect();
+        let all: Vec<Buffer> = (0..200).map(|_| pool.take(LARGEST).expect("fits")).collect();
         all.iter().for_each(|buffer| table.add(&ring, buffer));
         let registered = all.iter().filter(|buffer| buffer.registration().is_some()).count();
         assert_eq!((registered * LARGEST, table.bytes), (LIMIT, LIMIT));
