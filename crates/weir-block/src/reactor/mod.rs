@@ -548,7 +548,7 @@ impl Reactor {
     /// The registration of a buffer's memory with the ring; it gets one at its first use. Buffers of other pools have none.
     fn register(&mut self, file: &SharedFile, buffer: &Buffer) -> Option<u16> {
         let Driver::Uring(uring) = &mut self.driver else { return None };
-        // What may block takes far longer than the look-up of pages.
+        // A call that may block takes far longer than the lookup of its pages.
         if file.is_offloaded() || !self.buffers.has(buffer) {
             return None;
         }

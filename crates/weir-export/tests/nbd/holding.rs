@@ -214,7 +214,9 @@ fn who_does_not_wait_for_replies_is_told() {
     until(sent.load(Ordering::Relaxed) + 1000, Duration::from_millis(300));
     let start = Nanos::now();
     server.hold();
-    thread::sleep(Duration::from_millis(20));
+    // A whole turn after the hold has begun.
+    server.look();
+    server.look();
     server.knobs().frozen.store(false, Ordering::Relaxed);
     server.nudge();
     server.wait_until("the clients are held", |state| state.held);

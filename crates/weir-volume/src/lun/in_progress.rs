@@ -1,7 +1,7 @@
 //! The requests that a [`Router`](super::router::Router) has begun.
 //!
-//! Each request is looked up when it ends, and compared with when another one begins. So the list has no gaps to close, it has the numbers of all
-//! requests side by side, and it counts what most comparisons can go by.
+//! The router looks a request up when it ends, and compares it with each one that begins. So the list is unordered (a removal moves one entry),
+//! the requests' numbers are side by side, and counters of changes and redirected requests save most comparisons.
 
 use std::slice;
 

@@ -333,7 +333,7 @@ impl RoutedBacking {
 
     /// `false`: not now.
     fn try_begin(&mut self, reactor: &mut Reactor, effect: Effect) -> bool {
-        // What a read brings without the right is not answered.
+        // The accelerator answers a read only with the right to serve.
         let now = if self.is_direct_read(&effect) { reactor.recent() } else { reactor.now() };
         if !self.may_begin(now) {
             return false;
@@ -634,7 +634,7 @@ impl Layer for RoutedBacking {
         if !self.behind.is_empty() {
             self.begin_behind(reactor);
         }
-        // What was sent to a coordinator here may be answered at once.
+        // A coordinator on this shard may answer a message at once.
         if self.link.may_have_answered() {
             self.receive(reactor);
         }
