@@ -1,5 +1,7 @@
 //! A local copy of one kind of record, updated by a watch.
 
+mod watchers;
+
 use std::collections::BTreeMap;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -9,7 +11,8 @@ use tokio::sync::watch;
 use weir_task::JoinHandle;
 
 use crate::records::{Record, RecordError};
-use crate::registry::{Change, Entry, Registry, RegistryError, RegistryErrorKind, Watch};
+use crate::registry::{Change, Entry, Registry, RegistryError, RegistryErrorKind, Watch, WatchEvent};
+use watchers::Watchers;
 
 /// Pause before listing again after the registry was away.
 const RETRY: Duration = Duration::from_millis(200);
@@ -118,20 +121,26 @@ impl<R: Record> Records<R> {
         self.puts.keys()
     }
 
-    fn put(&mut self, name: String, entry: &Entry) {
-        let error = match R::of(entry) {
-            Ok(record) => {
-                self.readable.insert(name.clone(), record);
-                None
-            }
-            Err(error) => {
+    /// Returns whether there is another record now.
+    fn put(&mut self, name: &str, revision: u64, record: Result<R, RecordError>) -> bool {
+        let error = record.as_ref().err().cloned();
+        let is_new = match record {
+            Ok(record) => match self.readable.get_mut(name) {
+                Some(known) if *known == record => false,
+                Some(known) => {
+                    *known = record;
+                    true
+                }
+                None => self.readable.insert(name.to_owned(), record).is_none(),
+            },
+            Err(_) => {
                 // An outdated record would be worse than none.
-                tracing::warn!(key = entry.key, %error, "ignoring a record");
-                self.readable.remove(&name);
-                Some(error)
+                self.readable.remove(name);
+                true
             }
         };
-        self.puts.insert(name, Put { revision: entry.mod_revision, error });
+        self.puts.insert(name.to_owned(), Put { revision, error });
+        is_new
     }
 
     fn delete(&mut self, name: &str) {
@@ -145,6 +154,7 @@ impl<R: Record> Records<R> {
 #[derive(Debug)]
 pub struct View<R> {
     records: watch::Receiver<Arc<Records<R>>>,
+    watchers: Arc<Watchers>,
     task: JoinHandle<()>,
 }
 
@@ -154,11 +164,17 @@ impl<R: Record> View<R> {
     /// # Errors
     /// Any error of the registry at the first listing; later errors are retried.
     pub async fn start(registry: Arc<dyn Registry>, prefix: &str) -> Result<View<R>, RegistryError> {
-        let mut follower = Follower { registry, prefix: prefix.to_owned(), records: Records::new() };
+        let watchers = Arc::new(Watchers::default());
+        let (sender, records) = watch::channel(Arc::new(Records::new()));
+        let follower = Follower {
+            registry,
+            prefix: prefix.to_owned(),
+            records: sender,
+            watchers: Arc::clone(&watchers),
+        };
         let watch = follower.list().await?;
-        let (sender, records) = watch::channel(Arc::new(follower.records.clone()));
-        let task = weir_task::spawn(follower.follow(watch, sender));
-        Ok(View { records, task })
+        let task = weir_task::spawn(follower.follow(watch));
+        Ok(View { records, watchers, task })
     }
 
     /// The current records.
@@ -172,6 +188,19 @@ impl<R: Record> View<R> {
     pub fn changes(&self) -> watch::Receiver<Arc<Records<R>>> {
         self.records.clone()
     }
+
+    /// Notifies of each put and deletion of the record of this name (its key without the prefix), or of the records below it. Several
+    /// may be merged into one notification.
+    #[must_use]
+    pub fn puts_of(&self, name: &str) -> watch::Receiver<()> {
+        self.watchers.puts(name)
+    }
+
+    /// As [`View::puts_of`], unless the record stays the same.
+    #[must_use]
+    pub fn changes_of(&self, name: &str) -> watch::Receiver<()> {
+        self.watchers.contents(name)
+    }
 }
 
 impl<R> Drop for View<R> {
@@ -183,42 +212,54 @@ impl<R> Drop for View<R> {
 struct Follower<R> {
     registry: Arc<dyn Registry>,
     prefix: String,
-    records: Records<R>,
+    records: watch::Sender<Arc<Records<R>>>,
+    watchers: Arc<Watchers>,
 }
 
 impl<R: Record> Follower<R> {
-    async fn list(&mut self) -> Result<Watch, RegistryError> {
+    async fn list(&self) -> Result<Watch, RegistryError> {
         let listing = self.registry.list(&self.prefix).await?;
         let watch = self.registry.watch(&self.prefix, listing.revision).await?;
-        self.records = Records { revision: listing.revision, ..Records::new() };
+        let mut records = Records { revision: listing.revision, ..Records::new() };
         for entry in &listing.entries {
-            self.records.put(short(&self.prefix, &entry.key).to_owned(), entry);
+            records.put(short(&self.prefix, &entry.key), entry.mod_revision, read(entry));
         }
+        self.records.send_replace(Arc::new(records));
+        self.watchers.tell_all();
         Ok(watch)
     }
 
-    async fn follow(mut self, mut watch: Watch, sender: watch::Sender<Arc<Records<R>>>) {
+    async fn follow(self, mut watch: Watch) {
         loop {
             match watch.next().await {
-                Ok(event) => {
-                    match event.change {
-                        Change::Put(entry) => {
-                            self.records.put(short(&self.prefix, &entry.key).to_owned(), &entry);
-                        }
-                        Change::Delete { key } => self.records.delete(short(&self.prefix, &key)),
-                    }
-                    self.records.revision = event.revision;
-                }
+                Ok(event) => self.apply(event),
                 Err(error) => {
                     tracing::debug!(prefix = self.prefix, %error, "listing again");
                     watch = self.list_again().await;
                 }
             }
-            sender.send_replace(Arc::new(self.records.clone()));
         }
     }
 
-    async fn list_again(&mut self) -> Watch {
+    fn apply(&self, WatchEvent { revision, change }: WatchEvent) {
+        let (key, put) = match &change {
+            Change::Put(entry) => (&entry.key, Some((entry.mod_revision, read(entry)))),
+            Change::Delete { key } => (key, None),
+        };
+        let (name, mut is_new) = (short(&self.prefix, key), true);
+        self.records.send_modify(|records| {
+            // In place, except while somebody looks at the records as they were: there may be thousands.
+            let records = Arc::make_mut(records);
+            match put {
+                Some((revision, record)) => is_new = records.put(name, revision, record),
+                None => records.delete(name),
+            }
+            records.revision = revision;
+        });
+        self.watchers.tell(name, is_new);
+    }
+
+    async fn list_again(&self) -> Watch {
         let mut is_reported = false;
         loop {
             match self.list().await {
@@ -233,6 +274,14 @@ impl<R: Record> Follower<R> {
             weir_task::sleep(RETRY).await;
         }
     }
+}
+
+fn read<R: Record>(entry: &Entry) -> Result<R, RecordError> {
+    let record = R::of(entry);
+    if let Err(error) = &record {
+        tracing::warn!(key = entry.key, %error, "ignoring a record");
+    }
+    record
 }
 
 fn short<'a>(prefix: &str, key: &'a str) -> &'a str {

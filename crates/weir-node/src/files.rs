@@ -177,6 +177,8 @@ async fn keep(node: Arc<Node>, exports: Arc<Exports>, directory: PathBuf, mut st
                 }
             }
         }
+        // Or the view would have to copy all records at the next change.
+        drop(records);
         tokio::select! {
             changed = disks.changed() => if changed.is_err() { break },
             _ = again.tick() => failed.values_mut().for_each(|one| one.waits = false),

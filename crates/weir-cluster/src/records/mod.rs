@@ -86,7 +86,7 @@ struct Versioned<'a, R> {
 }
 
 /// A typed value of the registry.
-pub trait Record: Serialize + DeserializeOwned + Clone + Send + Sync + 'static {
+pub trait Record: Serialize + DeserializeOwned + Clone + PartialEq + Send + Sync + 'static {
     /// Its name in messages.
     const KIND: &'static str;
 

@@ -47,9 +47,12 @@ fn tell_news(node: &Node, told: &mut BTreeMap<String, News>) -> bool {
         taken
     };
     node.records.for_each_disk(|record| {
-        let (news, known) = (news_of(record), told.get(&record.name));
-        if known.is_none_or(|known| news.0 >= known.0 && news != *known) && tell(&record.name, news.clone()) {
-            told.insert(record.name.clone(), news);
+        let owner = record.owner.as_ref().map(|owner| owner.node.as_str());
+        let is_news = |(epoch, known): &News| {
+            record.epoch >= *epoch && (record.epoch, owner) != (*epoch, known.as_deref())
+        };
+        if told.get(&record.name).is_none_or(is_news) && tell(&record.name, news_of(record)) {
+            told.insert(record.name.clone(), news_of(record));
         }
     });
     // Nobody owns a disk that is gone. A later one of its name begins in a later epoch.

@@ -196,10 +196,16 @@ impl RegistryCopy {
     /// Wakes the task of a disk on changes from now on.
     #[must_use]
     pub fn changes_of(&self, disk: &str) -> DiskChanges {
-        let mut changes =
-            DiskChanges { disk: disk.to_owned(), all: self.changes(), revision: None, volume: None };
-        changes.is_disk_new();
-        changes.is_volume_new();
+        let mut changes = DiskChanges {
+            disk: disk.to_owned(),
+            record: self.disks.puts_of(disk),
+            volume: None,
+            released: self.released.puts_of(disk),
+            nodes: fresh(self.nodes.changes()),
+            states: fresh(self.states.changes()),
+            stopped: fresh(self.stopped.changes()),
+        };
+        changes.follow_volume(self);
         changes
     }
 
@@ -217,53 +223,54 @@ impl RegistryCopy {
     }
 }
 
-/// Wakes the task of one disk: a change of other disks does not concern it, nor does what they leave in the volumes' records. A cluster
+/// Wakes the task of one disk. A change of other disks does not concern it, nor does what they leave in the volumes' records: a cluster
 /// with hundreds of disks would otherwise wake a task for each of them whenever one changes.
 #[derive(Debug)]
 pub struct DiskChanges {
     disk: String,
-    all: Changes,
-    /// Of the disk's record.
-    revision: Option<u64>,
-    /// The record of its volume.
-    volume: Option<VolumeRecord>,
+    /// Of its record.
+    record: watch::Receiver<()>,
+    /// The name of its volume, and changes of that one's record. `None` while the disk has no record.
+    volume: Option<(String, watch::Receiver<()>)>,
+    /// Of its former owners' declarations.
+    released: watch::Receiver<()>,
+    nodes: Receiver<NodeRecord>,
+    states: Receiver<NodeStatesRecord>,
+    stopped: Receiver<StoppedRecord>,
 }
 
 impl DiskChanges {
-    /// Waits for the next change, as [`Changes::next`]. Cancel safe.
-    pub async fn next(&mut self) {
-        loop {
-            let is_news = tokio::select! {
-                biased;
-                changed = self.all.disks.changed() => changed.map(|()| self.is_disk_new()),
-                changed = self.all.volumes.changed() => changed.map(|()| self.is_volume_new()),
-                changed = self.all.nodes.changed() => changed.map(|()| true),
-                changed = self.all.states.changed() => changed.map(|()| true),
-                changed = self.all.stopped.changed() => changed.map(|()| true),
-                changed = self.all.released.changed() => changed.map(|()| true),
-            };
-            match is_news {
-                Ok(true) => return,
-                Ok(false) => {}
-                // A view ends only with the node; there is nothing to tell any more.
-                Err(_) => std::future::pending::<()>().await,
+    /// Waits for the next change, as [`Changes::next`]. `records` are those that this was made from. Cancel safe.
+    pub async fn next(&mut self, records: &RegistryCopy) {
+        let volume_changed = async {
+            match &mut self.volume {
+                Some((_, changes)) => changes.changed().await,
+                None => std::future::pending().await,
             }
+        };
+        let changed = tokio::select! {
+            biased;
+            changed = self.record.changed() => changed,
+            changed = volume_changed => changed,
+            changed = self.nodes.changed() => changed,
+            changed = self.states.changed() => changed,
+            changed = self.stopped.changed() => changed,
+            changed = self.released.changed() => changed,
+        };
+        if changed.is_err() {
+            // A view ends only with the node; there is nothing to tell any more.
+            std::future::pending::<()>().await;
         }
+        self.follow_volume(records);
     }
 
-    fn is_disk_new(&mut self) -> bool {
-        let revision = self.all.disks.borrow_and_update().revision_of(&self.disk);
-        std::mem::replace(&mut self.revision, revision) != revision
-    }
-
-    fn is_volume_new(&mut self) -> bool {
-        let (disks, volumes) = (self.all.disks.borrow(), self.all.volumes.borrow_and_update());
-        let shown = disks.get(&self.disk).and_then(|record| volumes.get(&record.volume));
-        let is_new = shown != self.volume.as_ref();
-        if is_new {
-            self.volume = shown.cloned();
+    /// A disk of this name may have been made meanwhile, or another one, in another volume.
+    fn follow_volume(&mut self, records: &RegistryCopy) {
+        let shown = records.disks.now();
+        let volume = shown.get(&self.disk).map(|record| &record.volume);
+        if volume != self.volume.as_ref().map(|(name, _)| name) {
+            self.volume = volume.map(|name| (name.clone(), records.volumes.changes_of(name)));
         }
-        is_new
     }
 }
 
@@ -325,6 +332,7 @@ mod tests {
     use weir_cluster::registry::Transaction;
 
     use super::*;
+    use crate::control::disk::tests::{SOON, disk_of_a, node};
     use crate::control::faulty_registry::{FaultyRegistry, RegistryFaults};
 
     async fn copy(directory: &std::path::Path, lost: usize) -> (Arc<dyn Registry>, RegistryCopy) {
@@ -365,5 +373,53 @@ mod tests {
         registry.transact(Transaction::new().delete(keys::NODE_STATES)).await.unwrap();
         changes.next().await;
         assert_eq!(copy.node_states(), NodeStatesRecord::default());
+    }
+
+    #[tokio::test]
+    async fn the_task_of_a_disk_wakes_for_its_own_records() {
+        const NOTHING: Duration = Duration::from_millis(50);
+        let directory = tempfile::tempdir().unwrap();
+        let (node, _told) = node(directory.path()).await;
+        let (copy, registry) = (&node.records, &node.registry);
+        let record = disk_of_a(&node, |_| {}).await;
+        let mut changes = copy.changes_of("d");
+        let mut all = copy.changes();
+        let (volume, volume_key) = (VolumeRecord::dir("v", "/".into(), 7), keys::volume("v"));
+        registry.transact(volume.create(volume_key.clone())).await.unwrap();
+        weir_task::timeout(SOON, changes.next(copy)).await.unwrap();
+        all.next().await;
+        let other = DiskRecord { name: "e".into(), id: record.id + 1, ..record.clone() };
+        let released = |disk: &str| {
+            let (disk, node) = (disk.to_owned(), NodeRef::new("b", 1));
+            let note = ReleasedRecord { disk, epoch: 3, node, time_unix_ms: 0 };
+            Transaction::new().put(keys::released(&note.disk, 3, "b"), note.encode())
+        };
+        // Another disk is made, which writes the volume's record once more, and one is released.
+        let touched = Transaction::new().put(volume_key.clone(), volume.encode());
+        for change in [other.create(keys::disk("e")), touched, released("e")] {
+            registry.transact(change).await.unwrap();
+            weir_task::timeout(SOON, all.next()).await.unwrap();
+            assert!(weir_task::timeout(NOTHING, changes.next(copy)).await.is_err(), "woken");
+        }
+        let entry = registry.get(&keys::disk("d")).await.unwrap().unwrap();
+        let replaced = VolumeRecord { id: 8, ..volume.clone() };
+        let own = [
+            // As it was: whoever is in doubt about a write of it has to see that it is there.
+            record.replace(&entry),
+            Transaction::new().put(volume_key, replaced.encode()),
+            released("d"),
+            Transaction::new().delete(keys::disk("d")),
+        ];
+        for change in own {
+            registry.transact(change).await.unwrap();
+            weir_task::timeout(SOON, changes.next(copy)).await.unwrap();
+        }
+        // The next disk of this name is in another volume.
+        let moved = DiskRecord { volume: "w".into(), id: record.id + 2, ..record };
+        registry.transact(moved.create(keys::disk("d"))).await.unwrap();
+        weir_task::timeout(SOON, changes.next(copy)).await.unwrap();
+        let made = VolumeRecord { name: "w".into(), ..volume };
+        registry.transact(Transaction::new().put(keys::volume("w"), made.encode())).await.unwrap();
+        weir_task::timeout(SOON, changes.next(copy)).await.unwrap();
     }
 }

@@ -114,8 +114,11 @@ pub async fn run(node: Arc<Node>, tasks: Arc<Tasks>, mut notices: mpsc::Receiver
     weir_task::spawn(keep_membership(Arc::clone(&node)));
     weir_task::spawn(keep_house(Arc::clone(&node)));
     loop {
-        let known = disks.borrow_and_update().clone();
-        tasks.keep(&known, &node);
+        {
+            // Not held for longer: the view would have to copy all records at the next change.
+            let known = disks.borrow_and_update().clone();
+            tasks.keep(&known, &node);
+        }
         tokio::select! {
             biased;
             changed = disks.changed() => if changed.is_err() { return },

@@ -292,7 +292,7 @@ impl Opened {
     async fn until_another_owner(&self, owner: &NodeRef) {
         let mut changes = self.node.records.changes_of(&self.session.export);
         while self.record().is_some_and(|record| record.owner.as_ref() == Some(owner)) {
-            changes.next().await;
+            changes.next(&self.node.records).await;
         }
     }
 

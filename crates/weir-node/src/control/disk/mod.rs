@@ -227,7 +227,7 @@ impl DiskTask {
                         return;
                     }
                 },
-                () = changes.next() => {}
+                () = changes.next(&self.node.records) => {}
                 _ = self.sessions.changed() => {}
                 () = sleep_until(again) => {}
             }
@@ -276,7 +276,7 @@ impl DiskTask {
                 biased;
                 answer = &mut answered => return answer.map_err(|_| STOPPING.to_owned()),
                 Some(message) = self.inbox.recv() => self.attend(message).await,
-                () = changes.next() => again = self.settle_meanwhile().await,
+                () = changes.next(&self.node.records) => again = self.settle_meanwhile().await,
                 _ = self.sessions.changed() => again = self.settle_meanwhile().await,
                 () = sleep_until(again) => again = self.settle_meanwhile().await,
                 () = sleep_until(deadline) => {}

@@ -40,7 +40,7 @@ impl DiskTask {
                 biased;
                 done = &mut work => return Ok(done),
                 Some(message) = self.inbox.recv() => self.attend(message).await,
-                () = changes.next() => {}
+                () = changes.next(&self.node.records) => {}
                 () = sleep_until(until) => {}
             }
         }
