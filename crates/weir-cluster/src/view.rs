@@ -33,6 +33,9 @@ struct Put {
     error: Option<RecordError>,
 }
 
+/// A put, as far as it can be read, and its revision.
+type PutRecord<R> = (u64, Result<R, RecordError>);
+
 /// A record under its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen<R> {
@@ -121,15 +124,27 @@ impl<R: Record> Records<R> {
         self.puts.keys()
     }
 
+    /// `change`: what was put under `name`, and when; `None` if it was deleted. Returns whether there is another record now.
+    fn apply(&mut self, name: &str, revision: u64, change: Option<PutRecord<R>>) -> bool {
+        self.revision = revision;
+        match change {
+            Some((revision, record)) => self.put(name, revision, record),
+            None => {
+                self.delete(name);
+                true
+            }
+        }
+    }
+
     /// Returns whether there is another record now.
     fn put(&mut self, name: &str, revision: u64, record: Result<R, RecordError>) -> bool {
         let error = record.as_ref().err().cloned();
         let is_new = match record {
+            // Also one that is equal: that does not mean that all of it is the same (`NodeRef`).
             Ok(record) => match self.readable.get_mut(name) {
-                Some(known) if *known == record => false,
                 Some(known) => {
-                    *known = record;
-                    true
+                    let before = std::mem::replace(known, record);
+                    before != *known
                 }
                 None => self.readable.insert(name.to_owned(), record).is_none(),
             },
@@ -165,7 +180,7 @@ impl<R: Record> View<R> {
     /// Any error of the registry at the first listing; later errors are retried.
     pub async fn start(registry: Arc<dyn Registry>, prefix: &str) -> Result<View<R>, RegistryError> {
         let watchers = Arc::new(Watchers::default());
-        let (sender, records) = watch::channel(Arc::new(Records::new()));
+        let (sender, mut records) = watch::channel(Arc::new(Records::new()));
         let follower = Follower {
             registry,
             prefix: prefix.to_owned(),
@@ -173,6 +188,8 @@ impl<R: Record> View<R> {
             watchers: Arc::clone(&watchers),
         };
         let watch = follower.list().await?;
+        // What was listed at first is no news.
+        records.mark_unchanged();
         let task = weir_task::spawn(follower.follow(watch));
         Ok(View { records, watchers, task })
     }
@@ -189,8 +206,8 @@ impl<R: Record> View<R> {
         self.records.clone()
     }
 
-    /// Notifies of each put and deletion of the record of this name (its key without the prefix), or of the records below it. Several
-    /// may be merged into one notification.
+    /// Notifies of each put and deletion of the record of this name, or of records below it. The name is the record's key without the prefix,
+    /// up to the first slash. Several changes may be merged into one notification.
     #[must_use]
     pub fn puts_of(&self, name: &str) -> watch::Receiver<()> {
         self.watchers.puts(name)
@@ -246,17 +263,30 @@ impl<R: Record> Follower<R> {
             Change::Put(entry) => (&entry.key, Some((entry.mod_revision, read(entry)))),
             Change::Delete { key } => (key, None),
         };
-        let (name, mut is_new) = (short(&self.prefix, key), true);
-        self.records.send_modify(|records| {
-            // In place, except while somebody looks at the records as they were: there may be thousands.
-            let records = Arc::make_mut(records);
-            match put {
-                Some((revision, record)) => is_new = records.put(name, revision, record),
-                None => records.delete(name),
+        let name = short(&self.prefix, key);
+        self.watchers.tell(name, self.publish(name, revision, put));
+    }
+
+    /// Changes the records in place: there may be thousands. A reader that holds them keeps them as they were; the change is made to a copy
+    /// then. Returns whether there is another record now.
+    fn publish(&self, name: &str, revision: u64, put: Option<PutRecord<R>>) -> bool {
+        let (mut put, mut is_new) = (Some(put), false);
+        let is_done = self.records.send_if_modified(|records| match Arc::get_mut(records) {
+            Some(records) => {
+                is_new = records.apply(name, revision, put.take().flatten());
+                true
             }
-            records.revision = revision;
+            None => false,
         });
-        self.watchers.tell(name, is_new);
+        if is_done {
+            return is_new;
+        }
+        // Not under the lock of the channel, which all readers need. Nobody else writes.
+        let shown = Arc::clone(&self.records.borrow());
+        let mut records = Records::clone(&shown);
+        let is_new = records.apply(name, revision, put.take().flatten());
+        self.records.send_replace(Arc::new(records));
+        is_new
     }
 
     async fn list_again(&self) -> Watch {

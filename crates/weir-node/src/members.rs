@@ -32,9 +32,11 @@ pub fn down(node: &Node) -> Vec<NodeView> {
 pub async fn keep(node: Arc<Node>) {
     let (mut nodes, mut members) = (node.records.nodes.changes(), node.records.members.changes());
     loop {
-        let live = nodes.borrow_and_update().clone();
-        let known = members.borrow_and_update().clone();
-        look(&node, &live, &known).await;
+        {
+            let live = nodes.borrow_and_update().clone();
+            let known = members.borrow_and_update().clone();
+            look(&node, &live, &known).await;
+        }
         tokio::select! {
             biased;
             _ = nodes.changed() => {}

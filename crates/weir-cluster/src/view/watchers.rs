@@ -38,6 +38,7 @@ impl Watchers {
     }
 
     fn subscribe(&self, name: &str, of: impl FnOnce(&Channels) -> &watch::Sender<()>) -> watch::Receiver<()> {
+        debug_assert_eq!(first_part(name), name, "what is told goes by the first part of a key");
         let mut watched = self.watched();
         let Watched { by_name, sweep_at } = &mut *watched;
         if by_name.len() >= *sweep_at {
@@ -49,7 +50,7 @@ impl Watchers {
 
     /// There was a put or a deletion under `key`, a view's key without its prefix.
     pub fn tell(&self, key: &str, is_new: bool) {
-        if let Some(channels) = self.watched().by_name.get(name(key)) {
+        if let Some(channels) = self.watched().by_name.get(first_part(key)) {
             channels.tell(is_new);
         }
     }
@@ -78,8 +79,8 @@ impl Channels {
 }
 
 /// The part of a key that names the thing whose record it is: up to the first slash.
-fn name(key: &str) -> &str {
-    key.split_once('/').map_or(key, |(name, _)| name)
+fn first_part(key: &str) -> &str {
+    key.split_once('/').map_or(key, |(first, _)| first)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::{JoinError, JoinHandle, JoinSet};
 use weir_cluster::records::{CoordinatorRecord, VolumeKind, VolumeRecord, keys};
-use weir_cluster::view::View;
+use weir_cluster::view::{Records, View};
 
 use crate::control::Node;
 
@@ -64,10 +64,7 @@ async fn keep(node: Arc<Node>, mut stop: watch::Receiver<bool>) {
     let mut tasks = Tasks::default();
     let mut records = None;
     loop {
-        let now = volumes.borrow_and_update().clone();
-        let luns = now.values().filter(|volume| volume.kind == VolumeKind::Lun);
-        let luns: BTreeMap<String, VolumeRecord> =
-            luns.map(|volume| (volume.name.clone(), volume.clone())).collect();
+        let luns = luns_of(&volumes.borrow_and_update());
         if records.is_none() && !luns.is_empty() {
             tokio::select! {
                 view = view(&node) => records = Some(view),
@@ -88,6 +85,12 @@ async fn keep(node: Arc<Node>, mut stop: watch::Receiver<bool>) {
     }
     tasks.end(&node, |_, _| false);
     while tasks.ending.join_next().await.is_some() {}
+}
+
+/// The volumes on LUNs, by name.
+fn luns_of(volumes: &Records<VolumeRecord>) -> BTreeMap<String, VolumeRecord> {
+    let luns = volumes.values().filter(|volume| volume.kind == VolumeKind::Lun);
+    luns.map(|volume| (volume.name.clone(), volume.clone())).collect()
 }
 
 /// Waits for a stop.
