@@ -93,7 +93,7 @@ mod tests {
         let (mut put, mut content, mut other) =
             (watchers.puts("d"), watchers.contents("d"), watchers.puts("e"));
         let mut woken = || {
-            let mut seen = |one: &mut watch::Receiver<()>| {
+            let seen = |one: &mut watch::Receiver<()>| {
                 let is_woken = one.has_changed().expect("the sender is there");
                 one.mark_unchanged();
                 is_woken

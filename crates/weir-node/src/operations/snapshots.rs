@@ -25,7 +25,7 @@ use crate::client::SNAPSHOT;
 use crate::control::node::{blocking, random, volume_error};
 use crate::control::provisioning::{Files, Origin, to_its_end};
 use crate::control::{Node, clone_snapshots, lun_disks};
-use crate::shard::barrier::{HELD, REACHED};
+use crate::shard::barrier::{BarrierError, HELD, REACHED};
 use crate::shard::messages::{Command, ServedChange};
 use crate::timestamps::rfc3339;
 
@@ -357,8 +357,13 @@ impl Operations {
         self.check_barrier_by(disk).await?;
         let (Barrier { number, step }, shards) = (wanted, &self.node.shards);
         let name = || disk.to_owned();
-        let refused = |reason: String| {
-            ApiError::new(ApiErrorKind::Unavailable, format!("disk {disk}: {reason}")).hint("try again")
+        let refused = |error: BarrierError| {
+            let hint = match error {
+                BarrierError::Full => "delete a disk or a snapshot, or add space; then try again",
+                _ => "try again",
+            };
+            // Also on a full volume: space may be free by now, and destage has not come so far yet.
+            ApiError::new(ApiErrorKind::Unavailable, format!("disk {disk}: {error}")).hint(hint)
         };
         let raise = |holds| move |done| Command::RaiseBarrier { disk: name(), number, holds, done };
         let stood = match step {

@@ -26,6 +26,38 @@ const HOLD: Duration = Duration::from_millis(800);
 /// Pause between two looks whether somebody still waits for a barrier.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
+/// A barrier that cannot be raised, or that has ended before the disk came there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BarrierError {
+    /// It is open elsewhere, or nowhere.
+    #[error("the disk is not open here")]
+    NotOpen,
+    /// It closes.
+    #[error("the disk is being closed")]
+    Closing,
+    /// Its clients are held for a move.
+    #[error("the disk is being moved")]
+    Moving,
+    /// It closes, or another node owns it, since the barrier was raised.
+    #[error("the disk is being closed, or moved")]
+    Gone,
+    /// A load writes past the log.
+    #[error("a load runs on the disk's backing; wait for its end")]
+    Load,
+    /// It has a barrier.
+    #[error("another snapshot of the disk is being made")]
+    Raised,
+    /// It has another barrier, or none.
+    #[error("its barrier has ended")]
+    Ended,
+    /// The log cannot be destaged before somebody frees space.
+    #[error("its volume is full, and does not take what the write log has")]
+    Full,
+    /// The log was not destaged in time.
+    #[error("its storage has not taken what the write log has in time")]
+    Slow,
+}
+
 /// A barrier of a disk.
 struct Barrier {
     /// Who raised it lowers it by this number.
@@ -37,7 +69,7 @@ struct Barrier {
     /// The disk has come there.
     is_reached: bool,
     /// Who waits until the disk is there.
-    waiting: Option<oneshot::Sender<Result<(), String>>>,
+    waiting: Option<oneshot::Sender<Result<(), BarrierError>>>,
     /// When to look whether somebody still waits.
     look_again: Nanos,
     /// Since when the disk's clients have been held for it.
@@ -52,16 +84,16 @@ impl BarrierSlot {
     /// Raises a barrier.
     ///
     /// # Errors
-    /// In words: the disk has one.
+    /// [`BarrierError::Raised`].
     pub fn raise(
         &mut self,
         accel: &mut Accel<Box<dyn Backing>>,
         number: u64,
         is_held: bool,
         now: Nanos,
-    ) -> Result<(), String> {
+    ) -> Result<(), BarrierError> {
         if self.0.is_some() {
-            return Err("another snapshot of the disk is being made".into());
+            return Err(BarrierError::Raised);
         }
         accel.raise_barrier();
         let held_since = is_held.then_some(now);
@@ -78,10 +110,10 @@ impl BarrierSlot {
     }
 
     /// `waiting` is answered when the disk is there, or when the barrier has ended before.
-    pub fn wait(&mut self, number: u64, waiting: oneshot::Sender<Result<(), String>>) {
+    pub fn wait(&mut self, number: u64, waiting: oneshot::Sender<Result<(), BarrierError>>) {
         match self.0.as_mut().filter(|barrier| barrier.number == number) {
             Some(barrier) => barrier.waiting = Some(waiting),
-            None => answer(waiting, Err("its barrier has ended".into())),
+            None => answer(waiting, Err(BarrierError::Ended)),
         }
     }
 
@@ -132,14 +164,8 @@ impl BarrierSlot {
             && let Some(barrier) = self.0.take()
         {
             accel.lower_barrier();
-            let text = match lacks_space {
-                true => {
-                    "its volume is full, and does not take what the write log has: delete a disk or a snapshot, or add space"
-                }
-                false => "its storage has not taken what the write log has in time",
-            };
-            let text = text.to_owned();
-            barrier.waiting.into_iter().for_each(|waiting| answer(waiting, Err(text.clone())));
+            let error = if lacks_space { BarrierError::Full } else { BarrierError::Slow };
+            barrier.waiting.into_iter().for_each(|waiting| answer(waiting, Err(error)));
         }
         held_too_long
     }
@@ -148,8 +174,7 @@ impl BarrierSlot {
     pub fn end(&mut self, accel: &mut Accel<Box<dyn Backing>>) -> bool {
         let Some(barrier) = self.0.take() else { return false };
         accel.lower_barrier();
-        let text = "the disk is being closed, or moved".to_owned();
-        barrier.waiting.into_iter().for_each(|waiting| answer(waiting, Err(text.clone())));
+        barrier.waiting.into_iter().for_each(|waiting| answer(waiting, Err(BarrierError::Gone)));
         barrier.held_since.is_some()
     }
 

@@ -19,7 +19,7 @@ use weir_volume::{Backing, BackingKind, BackingOptions};
 
 use handover::Handover;
 
-use super::barrier::BarrierSlot;
+use super::barrier::{BarrierError, BarrierSlot};
 use super::counters::DiskCounters;
 use super::load::RunningLoad;
 use super::messages::{Arrival, DiskStatus, LimitDelays, LoadLayer, NotClosed, OpenDisk, RouteView};
@@ -378,15 +378,15 @@ impl Disk {
     }
 
     /// Raises a barrier of destage. With `holds`, no client hears of anything from then on until [`Disk::release_barrier`].
-    pub fn raise_barrier(&mut self, number: u64, holds: bool, now: Nanos) -> Result<(), String> {
+    pub fn raise_barrier(&mut self, number: u64, holds: bool, now: Nanos) -> Result<(), BarrierError> {
         if !matches!(self.life, Life::Serving) {
-            return Err("the disk is being closed".into());
+            return Err(BarrierError::Closing);
         }
         if holds && self.held_for_move {
-            return Err("the disk is being moved".into());
+            return Err(BarrierError::Moving);
         }
         if self.load.as_ref().is_some_and(|load| load.layer.is_below_log()) {
-            return Err("a load runs on the disk's backing; wait for its end".into());
+            return Err(BarrierError::Load);
         }
         self.barrier.raise(self.top.accel_mut().inner_mut(), number, holds, now)?;
         if holds {
@@ -396,7 +396,7 @@ impl Disk {
     }
 
     /// `waiting` is answered when the disk is at its barrier.
-    pub fn await_barrier(&mut self, number: u64, waiting: oneshot::Sender<Result<(), String>>) {
+    pub fn await_barrier(&mut self, number: u64, waiting: oneshot::Sender<Result<(), BarrierError>>) {
         self.barrier.wait(number, waiting);
     }
 

@@ -19,6 +19,8 @@ use weir_volume::lun::route_status::{Reason, RouteStatus};
 use weir_volume::lun::serving::{Change, OpenedDisk};
 use weir_volume::{BackingKind, BackingOptions, FileIdentity, Mark, Trace};
 
+use super::barrier::BarrierError;
+
 /// The way in which a disk comes to this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arrival {
@@ -160,11 +162,11 @@ pub enum Command {
     Lengthened { disk: String, size: u64 },
     /// Bring everything that was acknowledged to the backing of an open disk, and nothing from behind that. Answered at once. With `holds`, clients
     /// hear of nothing from then on until `ReleaseBarrier`, or for less than a second.
-    RaiseBarrier { disk: String, number: u64, holds: bool, done: oneshot::Sender<Result<(), String>> },
+    RaiseBarrier { disk: String, number: u64, holds: bool, done: oneshot::Sender<Result<(), BarrierError>> },
     /// Clients that are held for a barrier go on. Answered with whether they were held until now.
     ReleaseBarrier { disk: String, number: u64, done: oneshot::Sender<bool> },
     /// Answered when the backing is as `RaiseBarrier` says.
-    AwaitBarrier { disk: String, number: u64, done: oneshot::Sender<Result<(), String>> },
+    AwaitBarrier { disk: String, number: u64, done: oneshot::Sender<Result<(), BarrierError>> },
     /// Destage goes on. Answered with whether the backing has been as `RaiseBarrier` has said until now.
     LowerBarrier { disk: String, number: u64, done: oneshot::Sender<bool> },
     /// The states of this shard's disks.

@@ -17,6 +17,7 @@ use weir_block::{Event, Nanos, Reactor, Waker};
 use weir_export::Workspace;
 use weir_volume::{Backing, CoordinatorWay};
 
+use super::barrier::BarrierError;
 use super::disk::Disk;
 use super::dispatch::{Dispatch, Target};
 use super::health::{Health, Pulse};
@@ -477,7 +478,7 @@ impl Turning {
 
     fn take_barrier_command(&mut self, command: Command) {
         let now = self.reactor.now();
-        let closed = || Err("the disk is not open here".to_owned());
+        let closed = || Err(BarrierError::NotOpen);
         match command {
             Command::RaiseBarrier { disk, number, holds, done } => {
                 let raised =
