@@ -206,8 +206,8 @@ impl<R: Record> View<R> {
         self.records.clone()
     }
 
-    /// Notifies of each put and deletion of the record of this name, or of records below it. The name is the record's key without the prefix,
-    /// up to the first slash. Several changes may be merged into one notification.
+    /// Notifies of each put and deletion of the record of this name, or of records below it: those whose keys without the prefix are the
+    /// same up to the first slash. Several changes may be merged into one notification.
     #[must_use]
     pub fn puts_of(&self, name: &str) -> watch::Receiver<()> {
         self.watchers.puts(name)

@@ -38,14 +38,13 @@ impl Watchers {
     }
 
     fn subscribe(&self, name: &str, of: impl FnOnce(&Channels) -> &watch::Sender<()>) -> watch::Receiver<()> {
-        debug_assert_eq!(first_part(name), name, "what is told goes by the first part of a key");
         let mut watched = self.watched();
         let Watched { by_name, sweep_at } = &mut *watched;
         if by_name.len() >= *sweep_at {
             by_name.retain(|_, channels| channels.is_watched());
             *sweep_at = FEW.max(2 * by_name.len());
         }
-        of(by_name.entry(name.to_owned()).or_default()).subscribe()
+        of(by_name.entry(first_part(name).to_owned()).or_default()).subscribe()
     }
 
     /// There was a put or a deletion under `key`, a view's key without its prefix.
