@@ -188,7 +188,7 @@ impl<R: Record> View<R> {
             watchers: Arc::clone(&watchers),
         };
         let watch = follower.list().await?;
-        // What was listed at first is no news.
+        // The first listing is not a change.
         records.mark_unchanged();
         let task = weir_task::spawn(follower.follow(watch));
         Ok(View { records, watchers, task })

@@ -33,7 +33,7 @@ async fn readers_keep_what_they_hold_and_later_ones_see_all_of_the_newest_record
     (record.owner, record.epoch) = (Some(NodeRef::new("a", 1)), 3);
     registry.transact(record.create(keys::disk("d"))).await.unwrap();
     let view: View<DiskRecord> = View::start(registry.clone(), keys::DISKS).await.unwrap();
-    assert!(!view.changes().has_changed().unwrap(), "what was listed at first is no news");
+    assert!(!view.changes().has_changed().unwrap(), "the first listing is not a change");
     let (mut puts, mut changes) = (view.puts_of("d"), view.changes_of("d"));
     let held = view.now();
     // Equal, but not the same.

@@ -8,7 +8,7 @@ use tokio::sync::watch;
 /// Names below which no sweep is worth its time.
 const FEW: usize = 64;
 
-/// Who waits for which record.
+/// The channels through which tasks wait for single records.
 #[derive(Debug, Default)]
 pub(super) struct Watchers(Mutex<Watched>);
 

@@ -201,9 +201,7 @@ impl RegistryCopy {
             record: self.disks.puts_of(disk),
             volume: None,
             released: self.released.puts_of(disk),
-            nodes: fresh(self.nodes.changes()),
-            states: fresh(self.states.changes()),
-            stopped: fresh(self.stopped.changes()),
+            processes: self.process_changes(),
         };
         changes.follow_volume(self);
         changes
@@ -215,10 +213,16 @@ impl RegistryCopy {
         Changes {
             disks: fresh(self.disks.changes()),
             volumes: fresh(self.volumes.changes()),
+            processes: self.process_changes(),
+            released: fresh(self.released.changes()),
+        }
+    }
+
+    fn process_changes(&self) -> ProcessChanges {
+        ProcessChanges {
             nodes: fresh(self.nodes.changes()),
             states: fresh(self.states.changes()),
             stopped: fresh(self.stopped.changes()),
-            released: fresh(self.released.changes()),
         }
     }
 }
@@ -234,9 +238,7 @@ pub struct DiskChanges {
     volume: Option<(String, watch::Receiver<()>)>,
     /// Of its former owners' declarations.
     released: watch::Receiver<()>,
-    nodes: Receiver<NodeRecord>,
-    states: Receiver<NodeStatesRecord>,
-    stopped: Receiver<StoppedRecord>,
+    processes: ProcessChanges,
 }
 
 impl DiskChanges {
@@ -252,15 +254,10 @@ impl DiskChanges {
             biased;
             changed = self.record.changed() => changed,
             changed = volume_changed => changed,
-            changed = self.nodes.changed() => changed,
-            changed = self.states.changed() => changed,
-            changed = self.stopped.changed() => changed,
+            changed = self.processes.changed() => changed,
             changed = self.released.changed() => changed,
         };
-        if changed.is_err() {
-            // A view ends only with the node; there is nothing to tell any more.
-            std::future::pending::<()>().await;
-        }
+        wait_if_over(changed).await;
         self.follow_volume(records);
     }
 
@@ -294,14 +291,38 @@ fn fresh<R: Record>(mut receiver: Receiver<R>) -> Receiver<R> {
     receiver
 }
 
+/// Notifies of changes that concern nodes and their processes.
+#[derive(Debug)]
+struct ProcessChanges {
+    nodes: Receiver<NodeRecord>,
+    states: Receiver<NodeStatesRecord>,
+    stopped: Receiver<StoppedRecord>,
+}
+
+impl ProcessChanges {
+    async fn changed(&mut self) -> Result<(), watch::error::RecvError> {
+        tokio::select! {
+            biased;
+            changed = self.nodes.changed() => changed,
+            changed = self.states.changed() => changed,
+            changed = self.stopped.changed() => changed,
+        }
+    }
+}
+
+/// Returns after a change. After the end of a view it never returns: a view ends only with the node.
+async fn wait_if_over(changed: Result<(), watch::error::RecvError>) {
+    if changed.is_err() {
+        std::future::pending::<()>().await;
+    }
+}
+
 /// Wakes tasks that depend on any part of the [`RegistryCopy`].
 #[derive(Debug)]
 pub struct Changes {
     disks: Receiver<DiskRecord>,
     volumes: Receiver<VolumeRecord>,
-    nodes: Receiver<NodeRecord>,
-    states: Receiver<NodeStatesRecord>,
-    stopped: Receiver<StoppedRecord>,
+    processes: ProcessChanges,
     released: Receiver<ReleasedRecord>,
 }
 
@@ -312,15 +333,10 @@ impl Changes {
             biased;
             changed = self.disks.changed() => changed,
             changed = self.volumes.changed() => changed,
-            changed = self.nodes.changed() => changed,
-            changed = self.states.changed() => changed,
-            changed = self.stopped.changed() => changed,
+            changed = self.processes.changed() => changed,
             changed = self.released.changed() => changed,
         };
-        if changed.is_err() {
-            // A view ends only with the node; there is nothing to tell any more.
-            std::future::pending::<()>().await;
-        }
+        wait_if_over(changed).await;
     }
 }
 
