@@ -70,6 +70,30 @@ fn as_qcow2(raw: &Path) -> PathBuf {
     path
 }
 
+/// An image of 16 MiB whose clusters are compressed, with some that cannot be decompressed in its second half.
+fn compressed_and_damaged(directory: &Path) -> PathBuf {
+    let (raw, image) = (directory.join("digits.raw"), directory.join("digits.qcow2"));
+    let mut random = fastrand::Rng::with_seed(1);
+    let digits: Vec<u8> = std::iter::repeat_with(|| random.u8(b'0'..=b'9')).take(16 << 20).collect();
+    std::fs::write(&raw, digits).unwrap();
+    run(Command::new("qemu-img").args(["convert", "-c", "-f", "raw", "-O", "qcow2"]).arg(&raw).arg(&image));
+    let file = File::options().write(true).open(&image).unwrap();
+    file.write_all_at(&[0xff; 512 << 10], file.metadata().unwrap().len() / 2).unwrap();
+    image
+}
+
+/// The text of the event that tells the end of a disk.
+fn deletion_of(lab: &Lab, name: &str) -> String {
+    let events = lab.any_client().unwrap().events().unwrap();
+    let ends: Vec<String> = events
+        .into_iter()
+        .filter(|event| event.kind == "disk-deleted" && event.subject == name)
+        .map(|event| event.text)
+        .collect();
+    assert_eq!(ends.len(), 1, "{ends:?}");
+    ends[0].clone()
+}
+
 fn goes_in_and_out(lab: &Lab, directory: &Path) {
     let client = lab.any_client().unwrap();
     let raw = raw_image(directory);
@@ -135,6 +159,15 @@ fn leaves_nothing_when_it_fails(lab: &Lab, directory: &Path) {
     let error = fails(lab, &["image", "import", cut_off.to_str().unwrap(), "cut-off", "--volume", "pool"]);
     assert!(error.contains("a part of it is missing"), "{error}");
     is_gone("cut-off");
+    // The check finds nothing, because the tables are right, and then data cannot be read.
+    let unreadable = compressed_and_damaged(directory);
+    let unreadable = unreadable.to_str().unwrap();
+    let error = fails(lab, &["image", "import", unreadable, "unreadable", "--volume", "pool"]);
+    assert!(error.contains("error while reading") && error.contains("removed again"), "{error}");
+    is_gone("unreadable");
+    // What was written of it was nobody's data yet.
+    let told = deletion_of(lab, "unreadable");
+    assert!(!told.contains("lost"), "{told}");
 
     // A guest has written the header of an image that names another file.
     let hostile = directory.join("hostile.raw");

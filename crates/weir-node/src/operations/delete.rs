@@ -79,7 +79,9 @@ impl Operations {
         // Whether the storage takes what is left is for the operator to judge: it may be slow, or wait for a former owner's last I/O.
         let discards = wanted.discard || wanted.force && !outlives(&record);
         let undestaged = open.filter(|_| discards).map(|status| not_destaged(&status));
-        let lost = unopened.or(undestaged);
+        // Nobody has been promised what an incomplete disk has.
+        let is_whole = record.importing == 0;
+        let lost = unopened.or(undestaged).map(|lost| if is_whole { lost } else { String::new() });
         let lost_text = lost.clone().unwrap_or_default();
         let (disk, done) = (name.to_owned(), !wanted.dry_run);
         let stays = outlives(&record);
