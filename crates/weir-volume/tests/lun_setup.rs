@@ -65,6 +65,36 @@ fn data_anywhere_on_a_lun_is_named_and_not_destroyed_without_a_word() {
     assert!(matches!(format(&after, false), Err(SetupError::HasData { .. })));
 }
 
+/// A tree of hashes, for example, that its filesystem does not know of.
+#[test]
+fn data_behind_a_filesystem_is_not_destroyed_without_a_word() {
+    let Some(device) = LoopDevice::new(SIZE) else { return };
+    const FILESYSTEM: u64 = 300 * MIB;
+    let size = format!("size={FILESYSTEM}");
+    run(Command::new("mkfs.xfs").args(["-q", "-s", "size=4096", "-d", &size]).arg(&device.device));
+    let set_up = |destroy| {
+        let lun = Lun::examine(&device.device).unwrap();
+        let wish = Wish { format: None, ..wish(&lun, destroy) };
+        lun.set_up(&lun.plan(&wish).unwrap(), &wish, VolumeId([7; 16]), "v", &|| true).map(drop)
+    };
+    // In the first block, and in the last one behind zeroes.
+    for at in [FILESYSTEM, FILESYSTEM + (256 << 10) - 1] {
+        write(&device.device, at, b"#");
+        let refused = set_up(false).unwrap_err();
+        assert!(matches!(refused, SetupError::DataBehind { at: FILESYSTEM, .. }), "{refused}");
+        let mut kept = [0; 1];
+        OpenOptions::new().read(true).open(&device.device).unwrap().read_exact_at(&mut kept, at).unwrap();
+        assert_eq!(&kept, b"#");
+        write(&device.device, at, &[0]);
+    }
+    set_up(false).unwrap();
+    // The area of a volume that was deleted since.
+    set_up(false).unwrap();
+    write(&device.device, FILESYSTEM, &[b'#'; 4096]);
+    set_up(false).unwrap_err();
+    set_up(true).unwrap();
+}
+
 /// Another node has made it a volume between the look at it and the first write.
 #[test]
 fn what_has_been_written_since_the_lun_was_examined_is_not_destroyed() {

@@ -10,7 +10,7 @@ use weir_volume::lun::fencing::Tier;
 use weir_volume::lun::filesystem::by_hand::mounts_of;
 use weir_volume::lun::filesystem::{Content, FilesystemError, Kind, content};
 use weir_volume::lun::heartbeat::VolumeId;
-use weir_volume::lun::identity::{device_of, identity_at};
+use weir_volume::lun::identity::{device_of, identity_at, overlap};
 use weir_volume::lun::setup::{Lun, Plan, Ready, SetupError, Wish};
 
 use super::coordination::Coordination;
@@ -21,6 +21,7 @@ use crate::api::{
     ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, LunView, SetRedirected, VolumePlan,
     VolumeView,
 };
+use crate::control::decide::is_live;
 use crate::control::find_lun::paths_of;
 use crate::control::node::{blocking as blocking_dir, random, unavailable};
 use crate::control::provisioning::to_its_end;
@@ -49,6 +50,7 @@ impl Operations {
         let known = self.known_luns(&self.volume_records().await?);
         let devices = self.node.config.lun.devices.clone();
         setups::other(&self.node, &setup_key(&path).await?, &wanted.name).await?;
+        self.check_let_go(&path).await?;
         let planned = blocking(move || {
             check_paths(&path, &known, &devices)?;
             let lun = Lun::examine(&path)?;
@@ -98,6 +100,7 @@ impl Operations {
         if known.iter().any(|other| other.name == name) {
             return Err(exists(&name));
         }
+        self.check_let_go(&path).await?;
         let (known, devices) = (self.known_luns(&known), self.node.config.lun.devices.clone());
         let (mark, may_write) = (mark(), setup.may_write());
         let (device, label) = (path.clone(), name.clone());
@@ -113,6 +116,36 @@ impl Operations {
         record.check().map_err(|error| ApiError::new(ApiErrorKind::Invalid, error.to_string()))?;
         let view = self.register(record.clone(), Some(setup)).await?;
         Ok((record, view))
+    }
+
+    /// Refuses a LUN with the filesystem of a volume that was deleted, for as long as a node may have it mounted: its kernel would write over
+    /// whatever is made there.
+    async fn check_let_go(&self, path: &Path) -> Answer<()> {
+        let device = path.to_path_buf();
+        let Some(Content::Filesystem(found)) = blocking(move || Ok(content_at(&device))).await? else {
+            return Ok(());
+        };
+        let id = id_of(&found.uuid);
+        let (registry, coordinator) = (&self.node.registry, keys::coordinator(id));
+        if registry.get(&keys::volume_id(id)).await.map_err(unavailable)?.is_some() {
+            // It is a volume still, which is another refusal.
+            return Ok(());
+        }
+        let Some(entry) = registry.get(&coordinator).await.map_err(unavailable)? else { return Ok(()) };
+        let record = CoordinatorRecord::of(&entry).map_err(|error| {
+            ApiError::new(ApiErrorKind::Failed, format!("the record {coordinator} cannot be read: {error}"))
+        })?;
+        let nodes = self.node.records.nodes.now();
+        let Some(holder) = record.mounts.iter().find(|one| is_live(&nodes, one)) else { return Ok(()) };
+        let message = format!(
+            "{} has the filesystem of volume {}, which was deleted, and {holder} may still have it mounted",
+            path.display(),
+            record.volume
+        );
+        Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(format!(
+            "{} unmounts it within half a minute, unless the LUN does not answer there: try again, or stop Weir on that node first",
+            holder.node
+        )))
     }
 
     fn known_luns(&self, volumes: &[VolumeRecord]) -> Vec<KnownLun> {
@@ -266,13 +299,19 @@ struct KnownLun {
     here: Option<PathBuf>,
 }
 
+fn content_at(path: &Path) -> Option<Content> {
+    File::open(path).ok().and_then(|device| content(&device, path).ok())
+}
+
 /// Refuses a LUN that is a volume already, whatever path names it, a LUN that is mounted, and a LUN for which `lun.devices` has no path of
 /// this host, or several. This precedes the exclusive open, whose error does not name the mount.
 fn check_paths(path: &Path, known: &[KnownLun], devices: &[PathBuf]) -> Result<(), SetupError> {
     let identity = identity_at(path);
-    let found = File::open(path).ok().and_then(|device| content(&device, path).ok());
+    let found = content_at(path);
+    // Whoever formats a whole device formats the volumes on its partitions, too.
+    let is_or_overlaps = |own: &str, other: &str| own == other || overlap(own, other);
     let is_it = |one: &&KnownLun| match &found {
-        _ if identity.as_ref() == Some(&one.lun.identity) => true,
+        _ if identity.as_ref().is_some_and(|own| is_or_overlaps(own, &one.lun.identity)) => true,
         Some(Content::Filesystem(found)) => LunRecord::bytes(&one.lun.uuid) == Some(found.uuid),
         Some(Content::Other) | None => false,
     };
@@ -292,6 +331,11 @@ fn check_paths(path: &Path, known: &[KnownLun], devices: &[PathBuf]) -> Result<(
     }
 }
 
+/// The identity of a volume is that of its filesystem, so that no two volumes have one filesystem.
+fn id_of(uuid: &[u8; 16]) -> u64 {
+    u64::from_be_bytes(uuid[..8].try_into().expect("eight bytes"))
+}
+
 fn record_of(name: String, path: PathBuf, identity: String, mark: VolumeId, ready: &Ready) -> VolumeRecord {
     let uuid: String = ready.superblock.uuid.iter().map(|byte| format!("{byte:02x}")).collect();
     let lun = LunRecord {
@@ -302,8 +346,7 @@ fn record_of(name: String, path: PathBuf, identity: String, mark: VolumeId, read
         heartbeat: ready.area,
         redirected: false,
     };
-    // The filesystem's identity, so that no two volumes have one filesystem.
-    let id = u64::from_be_bytes(ready.superblock.uuid[..8].try_into().expect("eight bytes"));
+    let id = id_of(&ready.superblock.uuid);
     VolumeRecord { name, kind: VolumeKind::Lun, path, id, lun: Some(lun), nbd: None }
 }
 
@@ -331,6 +374,7 @@ async fn blocking<T: Send + 'static>(
             | SetupError::NotListed(_)
             | SetupError::NoFilesystem { .. }
             | SetupError::HasData { .. }
+            | SetupError::DataBehind { .. }
             | SetupError::Ambiguous { .. }
             | SetupError::Changed { .. } => ApiErrorKind::Refused,
             SetupError::Ended(_) => ApiErrorKind::Unavailable,
@@ -417,9 +461,35 @@ mod tests {
         assert!(refused.message.contains(&made.name), "{refused}");
         let found = Lun::examine(&device.0).unwrap().content;
         let Content::Filesystem(found) = found else { panic!("{found:?}") };
-        assert_eq!(LunRecord::bytes(&made.lun.unwrap().uuid), Some(found.uuid), "it is the volume's");
+        let record = made.lun.clone().unwrap();
+        assert_eq!(LunRecord::bytes(&record.uuid), Some(found.uuid), "it is the volume's");
         let again = of_b.make_lun(wanted("x")).await.unwrap_err();
         assert!(again.message.contains("is the LUN of volume"), "{again}");
+        // As is a device with a volume on one of its partitions.
+        let own = identity_at(&device.0).unwrap();
+        for (identity, is_refused) in [(format!("{own}-part1"), true), (format!("{own}1"), false)] {
+            let lun = LunRecord { identity, uuid: "0".repeat(32), ..record.clone() };
+            let known = [KnownLun { volume: "v".into(), lun, here: None }];
+            let checked = check_paths(&device.0, &known, &[]);
+            assert_eq!(matches!(checked, Err(SetupError::IsVolume { .. })), is_refused, "{checked:?}");
+        }
+        // The volume is deleted, and its coordinator has not noticed.
+        let id = id_of(&found.uuid);
+        let listed = CoordinatorRecord {
+            volume: made.name.clone(),
+            epoch: 1,
+            coordinator: None,
+            mounts: vec![a.session.node_ref()],
+            next: None,
+        };
+        let gone = Transaction::new().delete(keys::volume(&made.name)).delete(keys::volume_id(id));
+        let mounted = listed.create(keys::coordinator(id));
+        a.registry.transact(gone).await.unwrap();
+        of_b.check_let_go(&device.0).await.unwrap();
+        a.registry.transact(mounted).await.unwrap();
+        let refused = of_b.check_let_go(&device.0).await.unwrap_err();
+        assert!(refused.message.contains("may still have it mounted"), "{refused}");
+        assert_eq!(of_a.plan_volume(wanted("y")).await.unwrap_err(), refused);
         assert!(a.registry.list(keys::LUN_SETUPS).await.unwrap().entries.is_empty());
     }
 }

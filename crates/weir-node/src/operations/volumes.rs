@@ -2,7 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use weir_cluster::records::{DiskRecord, Record, UnfinishedRecord, VolumeKind, VolumeRecord, keys};
+use weir_cluster::records::{
+    CoordinatorRecord, DiskRecord, Record, UnfinishedRecord, VolumeKind, VolumeRecord, keys,
+};
 use weir_cluster::registry::{Entry, RegistryError, Transaction};
 use weir_volume::DirVolume;
 
@@ -10,6 +12,7 @@ use super::owners::Known;
 use super::setups::{self, Setup};
 use super::{Answer, Operations, check_named};
 use crate::api::{ApiError, ApiErrorKind, CreateVolume, DeleteVolume, DeletedVolume, FilesView, VolumeView};
+use crate::control::decide::is_live;
 use crate::control::node::{blocking, random, unavailable};
 
 /// Disks that a refusal names.
@@ -200,13 +203,14 @@ impl Operations {
             let message = format!("volume {name} has disks in it: {}", named(disks.into_iter().collect()));
             return Err(ApiError::new(ApiErrorKind::Refused, message).hint("delete them first"));
         }
+        let coordinated = self.check_unmounted(&record).await?;
         let deleted =
             DeletedVolume { volume: name.to_owned(), path: record.place().into(), done: !wanted.dry_run };
         if wanted.dry_run {
             return Ok(deleted);
         }
         // The creation of a disk rewrites the volume's record. So if one was begun since that was read, this fails.
-        let gone = Transaction::new()
+        let gone = coordinated
             .unchanged(entry.key.clone(), entry.mod_revision)
             .delete(entry.key.clone())
             .delete(keys::volume_id(record.id));
@@ -219,6 +223,31 @@ impl Operations {
         }
         self.node.journal.tell("volume-deleted", name, format!("{}: {what}", record.place()));
         Ok(deleted)
+    }
+
+    /// Refuses to delete a volume on a LUN that a node may have mounted which is gone: nobody would fence it any more, and whatever is made of
+    /// the LUN next would not know of it. A node that is there unmounts the filesystem when the volume is gone. Returns the condition that
+    /// nothing of that has changed.
+    async fn check_unmounted(&self, record: &VolumeRecord) -> Answer<Transaction> {
+        let (key, unconditional) = (keys::coordinator(record.id), Transaction::new());
+        if record.kind != VolumeKind::Lun {
+            return Ok(unconditional);
+        }
+        let Some(entry) = self.node.registry.get(&key).await.map_err(unavailable)? else {
+            return Ok(unconditional.absent(key));
+        };
+        let Ok(found) = CoordinatorRecord::of(&entry) else { return Ok(unconditional) };
+        let nodes = self.node.records.nodes.now();
+        let Some(lost) = found.mounts.iter().find(|one| !is_live(&nodes, one)) else {
+            return Ok(unconditional.unchanged(key, entry.mod_revision));
+        };
+        let name = &record.name;
+        let message = format!("volume {name}: {lost} is gone, and may still have its filesystem mounted");
+        Err(ApiError::new(ApiErrorKind::Refused, message).hint(format!(
+            "the next node that coordinates it fences that one first: `weir volume show {name}`; or `weir volume confirm-fenced {name} {}`, if its \
+             host is certainly off",
+            lost.node
+        )))
     }
 
     /// The disks of a volume, also those that are being created or deleted. The creation of a disk replaces a note by a record, the

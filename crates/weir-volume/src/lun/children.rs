@@ -15,6 +15,22 @@ pub(super) fn inherits_nothing(command: &mut Command) -> &mut Command {
     }
 }
 
+/// The program ends when the calling thread does, also with a process that is killed. The thread has to wait for the program's end.
+pub(super) fn ends_with_this_thread(command: &mut Command) -> &mut Command {
+    let parent = rustix::process::getpid();
+    // SAFETY: between fork and exec system calls are allowed that take no memory.
+    unsafe {
+        command.pre_exec(move || {
+            rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+            // It may have ended before the signal was set.
+            match rustix::process::getppid() {
+                Some(now) if now == parent => Ok(()),
+                _ => Err(std::io::ErrorKind::BrokenPipe.into()),
+            }
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![expect(clippy::unwrap_used, reason = "a test")]

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
 
-use super::children::inherits_nothing;
+use super::children::{ends_with_this_thread, inherits_nothing};
 use super::filesystem::Kind;
 use super::setup_error::SetupError;
 
@@ -65,10 +65,11 @@ enum Run {
     Killed,
 }
 
-/// Runs a program to its end, or ends it when it may not go on: what it has submitted until then is all that it writes.
+/// Runs a program to its end, or ends it when it may not go on, or with this process: what it has submitted until then is all that it writes.
+/// When this process is gone, its setup key goes, too, and another node may begin.
 fn run(command: &mut Command, may_go_on: &dyn Fn() -> bool) -> io::Result<Run> {
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    let mut child = inherits_nothing(command).spawn()?;
+    let mut child = ends_with_this_thread(inherits_nothing(command)).spawn()?;
     let errors = child.stderr.take();
     // It would wait if nobody read what it says.
     let reader = thread::spawn(move || {

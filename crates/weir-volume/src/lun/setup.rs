@@ -14,7 +14,7 @@ use weir_block::size::Size;
 use super::filesystem::mount::{drop_buffers, exclusive};
 use super::filesystem::pages::Pages;
 use super::filesystem::{Content, FilesystemError, Kind, Mounted, Superblock, content};
-use super::heartbeat::area::{behind, in_file, volume_at};
+use super::heartbeat::area::{behind, in_file, is_free, volume_at};
 use super::heartbeat::layout::AREA;
 use super::heartbeat::listener::{BEAT_EVERY, SILENCE};
 use super::heartbeat::{Area, Slot, VolumeId};
@@ -247,6 +247,12 @@ impl Lun {
         let now = Lun::examine(&self.path)?;
         if now != *self {
             return Err(SetupError::Changed { path, before: self.describe(), now: now.describe() });
+        }
+        if let Plan::UseBehind(at) = plan
+            && !wish.destroy
+            && !is_free(&self.path, *at)?
+        {
+            return Err(SetupError::DataBehind { path, at: *at });
         }
         let superblock = match (plan, &self.content) {
             (Plan::Format { kind, size }, _) => self.format(*kind, *size, label, may_write)?,

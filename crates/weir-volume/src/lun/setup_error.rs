@@ -47,6 +47,16 @@ pub enum SetupError {
         /// What it has.
         found: String,
     },
+    /// The heartbeat area would destroy data behind the filesystem.
+    #[error(
+        "{} has data behind its filesystem, from byte {at} on, where the heartbeat area is to be; if nobody needs it, add --destroy", .path.display()
+    )]
+    DataBehind {
+        /// The LUN.
+        path: PathBuf,
+        /// First byte of the place for the area.
+        at: u64,
+    },
     /// Its filesystem is not all: it may be a part of an array, for example.
     #[error("{} has {found}: its {kind} cannot be used by itself; `wipefs {}` lists the signatures", .path.display(), .path.display())]
     Ambiguous {
@@ -93,7 +103,7 @@ pub enum SetupError {
     },
     /// It is one already.
     #[error(
-        "{} is the LUN of volume {volume}, which this node {}: a LUN is one volume, whatever its paths are; use that one, or delete it first",
+        "{} is the LUN of volume {volume}, which this node {}: a LUN is one volume, whatever its paths and partitions are; use that one, or delete it first",
         .path.display(), .here.as_ref().map_or_else(|| "does not find".to_owned(), |here| format!("uses at {}", here.display()))
     )]
     IsVolume {

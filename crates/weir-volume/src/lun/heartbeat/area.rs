@@ -106,6 +106,19 @@ pub fn volume_at(lun: &Path, offset: u64) -> Result<Option<VolumeId>, HeartbeatE
     }
 }
 
+/// Whether a new area may take a place of a LUN: only zeroes are there, or the area of a former volume.
+///
+/// # Errors
+/// [`HeartbeatError::System`].
+pub fn is_free(lun: &Path, offset: u64) -> Result<bool, HeartbeatError> {
+    let mut area = Area::at(lun, offset, VolumeId([0; 16]))?;
+    Ok(match area.head()? {
+        Head::Area(_) | Head::Damaged => true,
+        Head::Zeroes => area.pages.bytes().iter().all(|byte| *byte == 0),
+        Head::Newer(_) | Head::Other => false,
+    })
+}
+
 /// The place of the area in a file of a mounted filesystem: the first byte on the LUN. Makes the file if there is none. Nothing moves its
 /// blocks: only the coordinator reaches the filesystem.
 ///
