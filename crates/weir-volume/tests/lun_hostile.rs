@@ -188,3 +188,28 @@ fn more_flushes_than_are_begun_at_once_are_all_done() {
     assert!(world.heard.iter().all(|message| matches!(message, ToOwner::Flushed { result: Ok(()), .. })));
     assert!(!world.is_over);
 }
+
+/// The host of an owner stands still, with its connection open, and the answers that it does not take fill the memory of the disk. Another
+/// node has taken the disk over.
+#[test]
+fn a_new_owner_is_heard_although_the_former_one_takes_no_answers() {
+    let mut world = World::new();
+    // More than the memory and what the sockets hold.
+    for id in 0..240 {
+        let request = Request { id, kind: Kind::Read, range: (0, SIZE / 2) };
+        world.send(ToCoordinator::Redirected { request, gives_up: (0, 0), durable: false, data: Data::None });
+    }
+    world.owner.flush(&mut world.reactor).unwrap();
+    world.is_over = true;
+    (0..500).for_each(|_| world.turn());
+
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mine = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    world.token = Token { owner: world.reactor.new_owner(), slot: 0 };
+    let mut owner = Channel::new(mine.into(), world.token, None, &[], &mut world.reactor).unwrap();
+    world.served.connect(&mut world.reactor, listener.accept().unwrap().0.into(), 2).unwrap();
+    wire::encode_to_coordinator(ToCoordinator::Hello { epoch: 2 }).queue(&mut owner);
+    let _former = std::mem::replace(&mut world.owner, owner);
+    world.is_over = false;
+    world.until("no welcome", |world| matches!(world.heard[..], [ToOwner::Welcome { .. }]));
+}

@@ -280,10 +280,13 @@ impl<L: Destage> Accel<L> {
 
     /// Reads that waited for memory to lay the log's bytes over the backing's.
     fn retry_reads(&mut self, reactor: &mut Reactor) {
-        for _ in 0..self.deferred.len() {
+        let deferred = self.deferred.len();
+        for _ in 0..deferred {
             let Some((tag, offset, buffer)) = self.deferred.pop_front() else { return };
             self.read(reactor, tag, offset, buffer);
         }
+        // The backing has been advanced in this turn already: it begins what it was given now in the next one.
+        self.again |= self.deferred.len() < deferred;
     }
 
     /// The write that waited for another one of its range: past the log, or wherever writes go by now.

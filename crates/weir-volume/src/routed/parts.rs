@@ -181,7 +181,8 @@ impl RoutedBacking {
         data: Option<Buffer>,
     ) -> Result<(), LinkError> {
         let slot = number as u32 as usize;
-        if self.parts.get(slot).is_none_or(|part| part.number != number) {
+        let is_its = |part: &Part| part.number == number && part.is_redirected;
+        if !self.parts.get(slot).is_some_and(is_its) {
             return Err(LinkError::Unknown);
         }
         let Part { id, range, kind, sent, .. } = self.parts.remove(slot);

@@ -398,7 +398,8 @@ impl ServedDisk {
     /// It waits for memory, or for its turn: it needs another one soon, though no event comes.
     #[must_use]
     pub fn waits(&self) -> bool {
-        !self.starved.is_empty() || self.peer.has_more()
+        let greets = self.candidate.as_ref().is_some_and(|(candidate, _)| candidate.has_more());
+        !self.starved.is_empty() || self.peer.has_more() || greets
     }
 
     /// It waits for memory, and not for the LUN.
@@ -453,7 +454,8 @@ impl ServedDisk {
     fn hear_candidate(&mut self, reactor: &mut Reactor) {
         let Some((candidate, most)) = &mut self.candidate else { return };
         let most = *most;
-        let mut messages = match candidate.receive(reactor, &self.pool) {
+        // A greeting needs no memory for data, and must not wait for what a present owner that takes no answers keeps lent: it ends that one.
+        let mut messages = match candidate.receive(reactor, &BufferPool::new(MEMORY)) {
             Ok((messages, _)) if messages.is_empty() => return,
             Ok((messages, _)) => messages,
             Err(reason) => {
