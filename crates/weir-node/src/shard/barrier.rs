@@ -117,11 +117,11 @@ impl BarrierSlot {
         }
     }
 
-    /// The clients are to be served again. Whether they were held for this barrier until now.
-    pub fn release(&mut self, number: u64, now: Nanos) -> bool {
+    /// The clients are to be served again. If they were held for this barrier until now: whether that was within its time.
+    pub fn release(&mut self, number: u64, now: Nanos) -> Option<bool> {
         let barrier = self.0.as_mut().filter(|barrier| barrier.number == number);
         let since = barrier.and_then(|barrier| barrier.held_since.take());
-        since.is_some_and(|since| now - since < HOLD)
+        since.map(|since| now - since < HOLD)
     }
 
     /// Something else has let the clients go on.
@@ -137,7 +137,7 @@ impl BarrierSlot {
         was_there
     }
 
-    /// Answers who waits, and ends a barrier whose time is over. Whether the clients have been held for too long.
+    /// Answers who waits, and ends a barrier whose time is over. Whether clients that were held until now are to go on.
     pub fn turn(&mut self, accel: &mut Accel<Box<dyn Backing>>, now: Nanos) -> bool {
         let Some(barrier) = &mut self.0 else { return false };
         if !barrier.is_reached && accel.is_at_barrier() {
@@ -159,15 +159,16 @@ impl BarrierSlot {
         if barrier.is_reached {
             barrier.waiting.take().into_iter().for_each(|waiting| answer(waiting, Ok(())));
         }
-        let held_too_long = barrier.held_since.take_if(|since| now >= *since + HOLD).is_some();
+        let mut go_on = barrier.held_since.take_if(|since| now >= *since + HOLD).is_some();
         if now >= barrier.until
             && let Some(barrier) = self.0.take()
         {
             accel.lower_barrier();
+            go_on |= barrier.held_since.is_some();
             let error = if lacks_space { BarrierError::Full } else { BarrierError::Slow };
             barrier.waiting.into_iter().for_each(|waiting| answer(waiting, Err(error)));
         }
-        held_too_long
+        go_on
     }
 
     /// The disk closes, or another node owns it. Whether clients were held.

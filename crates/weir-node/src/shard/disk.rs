@@ -400,13 +400,13 @@ impl Disk {
         self.barrier.wait(number, waiting);
     }
 
-    /// Clients go on. Whether they were held until now.
+    /// Clients go on. Whether they were held until now, and not for too long: after that they may have been let go.
     pub fn release_barrier(&mut self, number: u64, now: Nanos) -> bool {
-        let was_held = self.barrier.release(number, now);
-        if was_held && !self.held_for_move {
+        let held = self.barrier.release(number, now);
+        if held.is_some() && !self.held_for_move {
             self.exports.resume();
         }
-        was_held
+        held == Some(true)
     }
 
     /// Lowers a barrier. Whether the disk has been there until now.
