@@ -20,11 +20,11 @@ use std::time::Duration;
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
-use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Semaphore, oneshot, watch};
 use tokio::task::JoinHandle;
 use weir_cluster::records::DiskRecord;
+use weir_cluster::view::Seen;
 use weir_export::fuse::{self, File, Mount};
 
 use self::keeper::Keeper;
@@ -134,8 +134,12 @@ async fn keep(node: Arc<Node>, exports: Arc<Exports>, directory: PathBuf, mut st
         let records = Arc::clone(&disks.borrow_and_update());
         let is_current = |name: &str, one: &Served| {
             // One that has ended, because somebody has unmounted it for example, begins anew.
-            records.get(name).is_some_and(|record| one.identity == identity(record))
-                && !one.task.is_finished()
+            let is_same = match records.get(name) {
+                Some(record) => one.identity == identity(record),
+                // Its disk goes on, too.
+                None => matches!(records.seen(name), Seen::Unreadable { .. }),
+            };
+            is_same && !one.task.is_finished()
         };
         let gone: Vec<_> = served
             .iter()
@@ -206,7 +210,7 @@ fn start(
     make_directory(&volume)?;
     let (mount, device) = Mount::new(&volume.join(format!("{}.raw", record.name)), &record.name)?;
     // SAFETY: an `OwnedFd` has the same descriptor from here to its drop, which closes it and comes after the registration's end.
-    let device = unsafe { AsyncFd::register_with_interest(device, Interest::READABLE)? };
+    let device = unsafe { AsyncFd::register_with_interest(device, keeper::INTEREST)? };
     let size = Arc::new(AtomicU64::new(record.size));
     let since = unix_seconds();
     let file = File::new(&record.name, node.config.fuse.access(), Arc::clone(&size), since);

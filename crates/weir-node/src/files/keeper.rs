@@ -5,7 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{Semaphore, oneshot};
 use weir_block::{Nanos, Stream};
@@ -25,6 +27,9 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Longest time without an answer, for requests of a disk that no node serves.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// The kernel tells the end of a connection, by `umount` or an abort, as an error alone.
+pub(super) const INTEREST: Interest = Interest::READABLE.add(Interest::ERROR);
 
 /// Requests that are taken in one go.
 const BATCH: usize = 64;
@@ -71,16 +76,17 @@ impl Keeper {
                 tracing::warn!(disk = file.name(), %error, "fuse: the kernel has ended a disk's file");
                 return;
             }
-            let (name, answers, handed_over) = (file.name().to_owned(), file.answers(), Nanos::now());
-            let returned = match self.hand_over(file) {
-                Ok(returned) => returned,
+            let (answers, handed_over) = (file.answers(), Nanos::now());
+            let device = match self.device.get_ref().try_clone() {
+                Ok(device) => device,
                 Err(error) => {
-                    tracing::error!(disk = name, %error, "fuse: a disk's file cannot be served");
-                    return;
+                    tracing::warn!(disk = file.name(), %error, "fuse: a disk's file is not served yet");
+                    self.came_back = Some(Nanos::now());
+                    continue;
                 }
             };
             file = tokio::select! {
-                returned = returned => match returned {
+                returned = self.hand_over(file, device) => match returned {
                     Ok(file) => file,
                     Err(_) => return,
                 },
@@ -102,6 +108,9 @@ impl Keeper {
             let pauses = self.came_back.is_some_and(|at| Nanos::now() - at < LOOK);
             if !pauses && serves(&self.node, &self.exports, (self.disk, file)) {
                 self.owner.hand_back(file, self.device.get_ref().as_fd())?;
+                if is_over(self.device.get_ref()) {
+                    return Err(io::ErrorKind::NotConnected.into());
+                }
                 if file.is_open() {
                     return file.ask_again(self.device.get_ref().as_fd());
                 }
@@ -110,7 +119,7 @@ impl Keeper {
             self.consider_giving_up(file)?;
             let is_awaited = file.is_open() || file.is_awaited() || self.owner.is_awaited();
             tokio::select! {
-                ready = self.device.readable(), if !self.owner.is_full() => {
+                ready = self.device.ready(INTEREST), if !self.owner.is_full() => {
                     let mut ready = ready?;
                     let device = ready.get_inner();
                     let mut taker = Taker {
@@ -171,14 +180,19 @@ impl Keeper {
     }
 
     /// Gives the file to the disk's shard. It comes back when its last opener or the disk has gone.
-    fn hand_over(&self, file: File) -> io::Result<oneshot::Receiver<File>> {
-        let device = self.device.get_ref().try_clone()?;
+    fn hand_over(&self, file: File, device: OwnedFd) -> oneshot::Receiver<File> {
         let session = fuse::session(file.name());
         let (back, returned) = oneshot::channel();
         let stream = Stream::Protected(device, Box::new(Bridge::new(file, back)));
         exports::attach(&self.node, AcceptedClient { stream, leftover: Vec::new(), session, via: None });
-        Ok(returned)
+        returned
     }
+}
+
+/// Whether the kernel has ended the file's connection: nothing that is written there tells.
+fn is_over(device: impl AsFd) -> bool {
+    let mut ends = [PollFd::new(&device, PollFlags::IN)];
+    matches!(poll(&mut ends, Some(&Timespec::default())), Ok(1)) && ends[0].revents().contains(PollFlags::ERR)
 }
 
 /// Whether the shard takes the file of the disk with this identity now, as far as is known here.

@@ -4,7 +4,6 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::AtomicU64;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use tokio::io::Interest;
 use weir_export::fuse::Access;
 
 use super::*;
@@ -81,8 +80,8 @@ async fn kept(directory: &std::path::Path) -> (Arc<Node>, Kernel, Arc<DiskCounte
     let (kernel, device) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::NONBLOCK, None).unwrap();
     // SAFETY: an `OwnedFd` has the same descriptor from here to its drop, which closes it and comes after the registration's end.
-    let [kernel, device] = [kernel, device]
-        .map(|fd| unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE).unwrap() });
+    let [kernel, device] =
+        [kernel, device].map(|fd| unsafe { AsyncFd::register_with_interest(fd, super::INTEREST).unwrap() });
     let kernel = Kernel(kernel);
     let operations = Operations::new(Arc::clone(&node), Arc::default(), Arc::default());
     let exports = Arc::new(Exports::new(Arc::clone(&node), operations).unwrap());
