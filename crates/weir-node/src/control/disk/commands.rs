@@ -313,6 +313,7 @@ impl DiskTask {
             let disk = self.name.clone();
             let grown = self.ask(|done| Command::Resize { disk, size, done }).await.and_then(|grown| grown);
             grown.map_err(|reason| ApiError::new(ApiErrorKind::Failed, reason))?;
+            self.told_size = Some(size);
         }
         self.event("resize", format!("{size} bytes"));
         Ok(())

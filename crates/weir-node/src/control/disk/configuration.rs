@@ -3,6 +3,7 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use weir_accel::Configuration;
 use weir_cluster::node_state::{Leaving, leaving};
 use weir_cluster::records::{DiskRecord, Limit, Mode, NodeRef, Policy};
@@ -18,6 +19,7 @@ impl DiskTask {
     pub(super) async fn configure(&mut self, record: &DiskRecord) {
         let disk = self.name.clone();
         self.local = Local::Open { epoch: record.epoch };
+        self.tell_size(record).await;
         self.node.here.update(record);
         let configuration = self.tell_configuration(record);
         self.send(Command::Configured { disk: disk.clone(), configuration }).await;
@@ -41,6 +43,16 @@ impl DiskTask {
         if std::mem::replace(&mut self.empties, empties) != empties {
             let wanted_replicas = self.wanted_replicas(record);
             self.send(Command::SetPolicy { disk: self.name.clone(), wanted_replicas }).await;
+        }
+    }
+
+    /// Has the open disk take the record's size, which a resize may have changed without an answer: clients are told that one.
+    async fn tell_size(&mut self, record: &DiskRecord) {
+        let size = record.size;
+        if self.told_size.replace(size).is_some_and(|told| told != size) {
+            // The file was lengthened before the record was changed.
+            let (disk, done) = (self.name.clone(), oneshot::channel().0);
+            self.send(Command::Resize { disk, size, done }).await;
         }
     }
 

@@ -114,6 +114,8 @@ struct DiskTask {
     told_policy: Option<Policy>,
     /// The limit that the open disk has.
     told_limit: Option<Limit>,
+    /// The size with which it was opened, or that it was told since.
+    told_size: Option<u64>,
     /// The members of its set that the open disk is to replace, as it was told.
     told_leaving: Leaving,
     /// The replicas' nodes that the registry does not hear.
@@ -181,6 +183,7 @@ impl DiskTask {
             filled: BTreeSet::new(),
             told_policy: None,
             told_limit: None,
+            told_size: None,
             told_leaving: Leaving::default(),
             unheard: silence::Unheard::default(),
             doubt: None,

@@ -125,6 +125,7 @@ impl DiskTask {
         let file = self.ask(|done| Command::Open(Box::new(disk), done)).await??;
         drop(reservation);
         (self.arrival, self.told_policy, self.told_limit) = (None, Some(record.policy), record.limit);
+        self.told_size = Some(record.size);
         self.failures.forget();
         self.not_ready = None;
         self.node.here.set_unopened(&self.name, None);

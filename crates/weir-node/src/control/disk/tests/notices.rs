@@ -37,3 +37,25 @@ async fn what_a_move_ends_is_no_event() {
     };
     assert_eq!(tokio::time::timeout(SOON, told).await.unwrap(), ["replica-lost", "refused", "last"]);
 }
+
+/// The answer to a change of the record was lost, and the disk's task learns of it by the record: clients are told that size.
+#[tokio::test]
+async fn an_open_disk_takes_the_size_of_its_record_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let (node, mut told) = node(directory.path()).await;
+    let record = disk_of_a(&node, |_| ()).await;
+    let (mut task, _inbox) = DiskTask::new("d", &node);
+    (task.local, task.told_size) = (Local::Open { epoch: record.epoch }, Some(record.size));
+    let grown = DiskRecord { size: 2 * record.size, ..record.clone() };
+    for record in [&record, &grown, &grown] {
+        task.configure(record).await;
+    }
+    let mut sizes = Vec::new();
+    while let Ok(Some(command)) = tokio::time::timeout(Duration::from_millis(200), told.recv()).await {
+        if command.starts_with("Resize") {
+            sizes.push(command);
+        }
+    }
+    assert_eq!(sizes.len(), 1, "{sizes:?}");
+    assert!(sizes[0].contains(&format!("size: {}", grown.size)), "{sizes:?}");
+}
