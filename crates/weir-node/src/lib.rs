@@ -29,6 +29,7 @@ mod error;
 pub mod exports;
 mod file_fault;
 mod files;
+mod former_processes;
 mod gate;
 pub mod http;
 mod https;

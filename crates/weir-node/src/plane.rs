@@ -21,6 +21,8 @@ use weir_export::nbd::{AcceptedClient, Via};
 use weir_nbd::server::{BASE_ALLOCATION_ID, Session};
 use weir_task::JoinHandle;
 
+use weir_volume::Mark;
+
 use crate::config::Config;
 use crate::control::clocks::Clocks;
 use crate::control::coordinators::Coordinators;
@@ -75,6 +77,8 @@ pub struct Parts {
     pub started: Nanos,
     /// Unusable copies on the flash, and why.
     pub damaged: Vec<(String, String)>,
+    /// The marks of this node's processes before this one.
+    pub former: Vec<Mark>,
 }
 
 /// A control plane that runs.
@@ -142,7 +146,8 @@ impl Plane {
         session: NodeSession,
         notices: mpsc::Receiver<Notice>,
     ) -> Result<Plane, RegistryError> {
-        let Parts { config, rules, registry, network, identity, shards, flash, started, damaged } = parts;
+        let Parts { config, rules, registry, network, identity, shards, flash, started, damaged, former } =
+            parts;
         let me = session.node_ref();
         let times = GrantTimes { length: config.lease.ttl.0, margin: config.lease.ttl.0 / MARGIN };
         let rights = Rights::new(times, *session.leased().borrow(), started);
@@ -162,6 +167,7 @@ impl Plane {
             intents: Intents::default(),
             coordinators: Coordinators::default(),
             owner_fences: OwnerFences::default(),
+            former,
             readers: readers::places(),
             forwarders: Arc::default(),
             forwarded: AtomicUsize::new(0),

@@ -35,6 +35,7 @@ use crate::control::{Shards, capacity, flash};
 use crate::coordination::Coordination;
 use crate::exports::{self, Door, Exports};
 use crate::files::Files;
+use crate::former_processes::{self, FormerProcessesError};
 use crate::gate::Gate;
 use crate::http;
 use crate::https;
@@ -86,6 +87,9 @@ pub enum NodeError {
     /// The state directory is another node's, or cannot be locked.
     #[error(transparent)]
     State(#[from] LockError),
+    /// The state directory does not take this process's name.
+    #[error(transparent)]
+    Former(#[from] FormerProcessesError),
     /// Another process answers at the API's socket.
     #[error("another process answers at {}; stop it, or set api.socket", .0.display())]
     Running(PathBuf),
@@ -246,6 +250,7 @@ pub async fn run_with(
         load: 0,
         forwards: config.nbd.forward,
     };
+    let former = former_processes::enter(&config.state_dir, &record.node_ref())?;
     let told = Mutex::new(Told::default());
     let waits = |reason: &str| {
         drop(stage.send_replace(http::not_joined(reason)));
@@ -267,7 +272,8 @@ pub async fn run_with(
     tracing::info!(registry = place, "in the cluster");
     let rules = config.nodes.rules();
     let network = Arc::new(Tcp::new(identity.clone(), config.peers.plaintext));
-    let parts = Parts { config, rules, registry, network, identity, shards: queues, flash, started, damaged };
+    let parts =
+        Parts { config, rules, registry, network, identity, shards: queues, flash, started, damaged, former };
     let Plane { node, tasks, services: ours } = Plane::start(parts, session, wanted).await?;
     services.spawn(accept::peers(peers, Arc::clone(&node)));
     services.spawn(members::keep(Arc::clone(&node)));

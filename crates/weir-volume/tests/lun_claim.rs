@@ -308,6 +308,7 @@ impl Lun {
             area: self.area,
             fencing: Fencing::new(VOLUME, me, reservations, command),
             former: Vec::new(),
+            other_paths: Vec::new(),
         };
         Node::start(registry, host, &NAMES)
     }

@@ -14,7 +14,7 @@ use weir_cluster::node_state::{self, Rules};
 use weir_cluster::records::{DiskRecord, LunRecord, Record, Source, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{Entry, Registry};
 use weir_nbd::{Uri, UriError};
-use weir_volume::{BackingKind, DirVolume, FileIdentity, NbdTrouble, VolumeError};
+use weir_volume::{BackingKind, DirVolume, FileIdentity, Mark, NbdTrouble, VolumeError};
 
 use super::capacity::LogCapacity;
 use super::clocks::Clocks;
@@ -71,6 +71,8 @@ pub struct Node {
     pub coordinators: Coordinators,
     /// Former owners that this node has kept from LUNs.
     pub owner_fences: OwnerFences,
+    /// The marks of this node's processes before this one, since its host started.
+    pub former: Vec<Mark>,
     /// Connections by which other nodes read disks that are open here, by disk and node (P10).
     pub readers: Arc<Places>,
     /// Connections by which other nodes forward clients of disks that are open here.

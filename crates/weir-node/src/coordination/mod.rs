@@ -144,12 +144,14 @@ impl Tasks {
         let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) = all.partition(|(name, one)| is_kept(name, one));
         self.running = kept;
         for (name, one) in gone {
-            let _ = one.stop.send(true);
+            let Running { stop, task, .. } = one;
+            let _ = stop.send(true);
             self.names.insert(name.clone());
             let node = Arc::clone(node);
             self.ending.spawn(async move {
                 // Ended, or panicked, which its own log says.
-                let _ = one.task.await;
+                let _ = task.await;
+                drop(stop);
                 node.coordinators.forget(&name);
                 name
             });

@@ -1,8 +1,9 @@
 //! Whose turn it is to coordinate a volume.
 //!
 //! Every node decides for itself: the registry's compare-and-swap lets one claim through. To keep nodes from claiming in vain, they come
-//! one after the other, in an order that differs from volume to volume, so that the coordinators are spread. A node that has no path to the LUN,
-//! or fails, is passed over after its time.
+//! one after the other, in an order that differs from volume to volume, so that the coordinators are spread. A node that has no path to the LUN
+//! is passed over after its time. A node that has claimed the volume, and then cannot fence or mount, gives it up, and is the last one from
+//! then on: without that, the first in the order would claim again at once, and no other node would get its turn.
 //!
 //! A coordinator that is drained, or whose volume an operator moves, gives the volume up: it unmounts, and then leaves the record. Nobody
 //! claims before that, or the claim would have to fence a node that is about to be done. Both waits, for the coordinator and for the node that
@@ -36,6 +37,8 @@ pub struct Situation<'a> {
     pub barred: &'a BTreeSet<String>,
     /// This node stops, or the volume is gone.
     pub stops: bool,
+    /// This process has claimed the volume, and gives it up, because it cannot serve it.
+    pub gives_up: bool,
 }
 
 /// Decides, with the times since which it waits.
@@ -45,21 +48,27 @@ pub struct Turn {
     vacant_since: Option<Nanos>,
     /// The coordinator gives the volume up.
     leaves_since: Option<Nanos>,
+    /// This process was the last one that has given the volume up: another node comes first.
+    is_last: bool,
 }
 
 impl Turn {
     /// Whether this process is to coordinate the volume now.
     pub fn is_mine(&mut self, situation: &Situation<'_>, now: Nanos) -> bool {
         let Situation { record, me, live, barred, stops, .. } = situation;
-        if *stops {
+        let coordinator = record.and_then(|record| record.coordinator.as_ref());
+        if coordinator == Some(me) {
+            self.is_last = situation.gives_up;
+        }
+        if *stops || self.is_last && coordinator == Some(me) {
             return false;
         }
         let serves = |process: &&NodeRef| live.contains(*process) && !barred.contains(&process.node);
-        let coordinator = record.and_then(|record| record.coordinator.as_ref());
         let next = record.and_then(|record| record.next.as_ref()).filter(serves);
         let stays = |one: &&NodeRef| next.is_none_or(|next| next == *one);
         if let Some(coordinator) = coordinator.filter(serves).filter(stays) {
-            *self = Turn::default();
+            // Another one may fail as this one did.
+            *self = Turn { is_last: self.is_last, ..Turn::default() };
             return coordinator == *me;
         }
         if coordinator == Some(me) || barred.contains(&me.node) {
@@ -74,19 +83,19 @@ impl Turn {
         let since = *self.vacant_since.get_or_insert(now);
         let wait = match next {
             Some(next) if next == *me => Duration::ZERO,
-            Some(_) => PREFERRED + EACH * rank(situation),
-            None => EACH * rank(situation),
+            Some(_) => PREFERRED + EACH * rank(situation, self.is_last),
+            None => EACH * rank(situation, self.is_last),
         };
         now >= since + wait
     }
 }
 
-/// Nodes whose turn comes before this one's.
-fn rank(situation: &Situation<'_>) -> u32 {
+/// Nodes whose turn comes before this one's. One that is the last comes after all others, whichever of them comes last.
+fn rank(situation: &Situation<'_>, is_last: bool) -> u32 {
     let own = weight(situation.volume, &situation.me.node);
     let others = situation.live.iter().filter(|one| !situation.barred.contains(&one.node));
-    let before = others.filter(|one| one.node != situation.me.node);
-    before.filter(|one| weight(situation.volume, &one.node) < own).count() as u32
+    let others = others.filter(|one| one.node != situation.me.node);
+    others.filter(|one| is_last || weight(situation.volume, &one.node) < own).count() as u32
 }
 
 /// The order of the nodes for a volume (rendezvous hashing; Thaler and Ravishankar 1998).
@@ -124,7 +133,15 @@ mod tests {
         let barred: BTreeSet<String> = barred.iter().map(|name| (*name).to_owned()).collect();
         let turn = |name: &&str| {
             let (mut turn, me) = (Turn::default(), process(name));
-            let situation = Situation { volume, record, me: &me, live: &all, barred: &barred, stops: false };
+            let situation = Situation {
+                volume,
+                record,
+                me: &me,
+                live: &all,
+                barred: &barred,
+                stops: false,
+                gives_up: false,
+            };
             (0..60).find(|second| turn.is_mine(&situation, Nanos(second * 1_000_000_000)))
         };
         live.iter().map(turn).collect()
@@ -199,6 +216,7 @@ mod tests {
                 live: &all,
                 barred: &nobody,
                 stops: false,
+                gives_up: false,
             };
             assert!((0..7).all(|at| !turn.is_mine(&situation(&leaves), second(at))), "{name}");
             first.push((7..60).find(|at| turn.is_mine(&situation(&left), second(*at))).unwrap());
@@ -208,5 +226,48 @@ mod tests {
         }
         first.sort_unstable();
         assert_eq!(first, [7, 10]);
+    }
+
+    /// The first in the order can claim, and cannot mount.
+    #[test]
+    fn a_node_that_gives_the_volume_up_lets_every_other_one_try_first() {
+        let all: BTreeSet<NodeRef> = ["a", "b", "c"].map(process).into();
+        let barred = BTreeSet::new();
+        let second = |second: u64| Nanos(second * 1_000_000_000);
+        let situation = |me, record, gives_up| Situation {
+            volume: 7,
+            record,
+            me,
+            live: &all,
+            barred: &barred,
+            stops: false,
+            gives_up,
+        };
+        let names = ["a", "b", "c"].map(process);
+        let first = names.iter().find(|me| Turn::default().is_mine(&situation(me, None, false), second(0)));
+        let first = first.unwrap();
+        let (claimed, nobody) = (record(Some(&first.node)), record(None));
+        let mut turn = Turn::default();
+        assert!(turn.is_mine(&situation(first, Some(&claimed), false), second(1)));
+        assert!(!turn.is_mine(&situation(first, Some(&claimed), true), second(2)));
+        // It has left.
+        let next = (2..60).find(|at| turn.is_mine(&situation(first, Some(&nobody), false), second(*at)));
+        assert_eq!(next, Some(8), "after both others");
+        // Another one has come, and gone, meanwhile.
+        let mut turn = Turn { is_last: true, ..Turn::default() };
+        let other = names.iter().find(|one| *one != first).unwrap();
+        let theirs = record(Some(&other.node));
+        assert!(!turn.is_mine(&situation(first, Some(&theirs), false), second(3)));
+        let next = (5..60).find(|at| turn.is_mine(&situation(first, Some(&nobody), false), second(*at)));
+        assert_eq!(next, Some(11));
+        // It serves, and its next end is none of those.
+        assert!(turn.is_mine(&situation(first, Some(&claimed), false), second(20)));
+        assert!(turn.is_mine(&situation(first, Some(&nobody), false), second(21)));
+        // Alone, there is nobody to wait for.
+        let alone = BTreeSet::from([first.clone()]);
+        let mut turn = Turn { is_last: true, ..Turn::default() };
+        assert!(
+            turn.is_mine(&Situation { live: &alone, ..situation(first, Some(&nobody), false) }, second(0))
+        );
     }
 }

@@ -23,7 +23,7 @@ use weir_volume::lun::shell::{Answer, Host, Output, Shell};
 use super::turn::{Situation, Turn};
 use super::{identity, leftover};
 use crate::config::ReservationsConfig;
-use crate::control::find_lun::find;
+use crate::control::find_lun::{find, paths_of};
 use crate::control::owner_fences::{self, mark_of, number, process};
 use crate::control::registry_copy::short;
 use crate::control::{Node, lun_disks};
@@ -86,6 +86,7 @@ pub async fn run(
         next: None,
         was_admitted: false,
         refusals: 0,
+        was_wanted: false,
     };
     let mut refusals = task.node.coordinators.changes();
     let mut ticks = tokio::time::interval(TICK);
@@ -114,7 +115,8 @@ pub async fn run(
                     return task.leave().await;
                 }
             }
-            _ = stop.changed() => {}
+            // Without whoever stops it, it would be ready for ever.
+            Ok(()) = stop.changed() => {}
         }
         task.report();
     }
@@ -201,7 +203,11 @@ fn host(node: &Node, record: &VolumeRecord, lun: &LunRecord, path: PathBuf) -> H
     // A link may lead elsewhere later; a device that is mounted keeps its name. Keys and fences are for the same one.
     let path = path.canonicalize().unwrap_or(path);
     let me = node.session.node_ref();
-    let former = node.records.former_of(&me);
+    let mut former = node.former.clone();
+    former.extend(node.records.former_of(&me).iter().map(mark_of));
+    former.dedup();
+    let mut other_paths = paths_of(&lun.identity, &node.config.lun.devices);
+    other_paths.retain(|other| other.canonicalize().ok().as_ref() != Some(&path));
     let (id, own) = (VolumeId(LunRecord::bytes(&lun.mark).unwrap_or_default()), process(&me));
     let config = &node.config.lun;
     let command = FenceCommand {
@@ -225,7 +231,8 @@ fn host(node: &Node, record: &VolumeRecord, lun: &LunRecord, path: PathBuf) -> H
         fencing: Fencing::new(id, own, reservations, command),
         lun: path,
         identity: lun.identity.clone(),
-        former: former.iter().map(mark_of).collect(),
+        former,
+        other_paths,
     }
 }
 
@@ -247,6 +254,8 @@ struct Task {
     was_admitted: bool,
     /// Refusals of the LUN that were heard of.
     refusals: u64,
+    /// It was to be this node's turn, the last time that this was decided.
+    was_wanted: bool,
 }
 
 impl Task {
@@ -298,15 +307,19 @@ impl Task {
         let seen = self.readable(records);
         let revision = seen.as_ref().map_or(0, |(revision, _)| *revision);
         let live: BTreeSet<NodeRef> = self.live();
+        let me = self.node.session.node_ref();
+        let names_me = seen.as_ref().is_some_and(|(_, record)| record.coordinator.as_ref() == Some(&me));
         let situation = Situation {
             volume: self.volume.id,
             record: seen.as_ref().map(|(_, record)| record),
-            me: &self.node.session.node_ref(),
+            me: &me,
             live: &live,
             barred: &self.node.barred(),
             stops,
+            gives_up: names_me && self.was_wanted && !self.shell.is_wanted(),
         };
         let wanted = self.turn.is_mine(&situation, Nanos::now());
+        self.was_wanted = wanted;
         self.step(Event::Wanted { wanted, revision });
     }
 

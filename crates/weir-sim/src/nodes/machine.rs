@@ -206,8 +206,8 @@ async fn live(life: Life) -> Result<(), String> {
     let damaged = flash::recover(None, &shards).await;
     let session = plane::join(&registry, record, &config, |_| {}).await.map_err(|error| error.to_string())?;
     let network = Arc::new(wires);
-    let parts =
-        Parts { config, rules, registry, network, identity: None, shards, flash: None, started, damaged };
+    let (identity, flash, former) = (None, None, Vec::new());
+    let parts = Parts { config, rules, registry, network, identity, shards, flash, started, damaged, former };
     let plane = Plane::start(parts, session, notices).await.map_err(|error| error.to_string())?;
     shared.lock().node = Some(Arc::clone(&plane.node));
     weir_task::spawn(members::keep(Arc::clone(&plane.node)));

@@ -25,6 +25,13 @@ pub fn identity_of(device: u64) -> Option<String> {
     Some(identity(device, 0)).filter(|identity| !identity.starts_with(BY_SIZE))
 }
 
+/// Whether a device is a part of another one, as a path is of a multipath device.
+#[must_use]
+pub fn is_held(path: &Path) -> bool {
+    let holders = std::fs::metadata(path).and_then(|found| base(found.rdev()).join("holders").read_dir());
+    holders.is_ok_and(|mut holders| holders.next().is_some())
+}
+
 /// Whether a device is the LUN of this identity by any path, or a part of it, or a larger one that it is a part of. What is on a logical
 /// volume is not seen.
 #[must_use]

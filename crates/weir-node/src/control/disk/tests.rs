@@ -159,6 +159,7 @@ async fn node_of(
         capacity: LogCapacity::default(),
         intents: crate::control::intents::Intents::default(),
         coordinators: crate::control::coordinators::Coordinators::default(),
+        former: Vec::new(),
         owner_fences: crate::control::owner_fences::OwnerFences::default(),
         readers: crate::control::readers::places(),
         forwarders: Arc::default(),

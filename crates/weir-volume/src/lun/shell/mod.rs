@@ -16,7 +16,7 @@ mod mount;
 mod tests;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ use super::fencing::Fencing;
 use super::filesystem::mount::exclusive;
 use super::filesystem::{FilesystemError, Mounted};
 use super::heartbeat::VolumeId;
-use super::identity::{are_different, identity_at};
+use super::identity::{are_different, identity_at, is_held};
 use super::reservations::ReservationError;
 use crate::backing::{Mark, Trace};
 use crate::planted::Planted;
@@ -66,6 +66,8 @@ pub struct Host {
     pub fencing: Fencing,
     /// Former processes of this node that may have used the LUN, all ended: what the kernel still does for them is awaited.
     pub former: Vec<Mark>,
+    /// Other paths of this host to the LUN, by which former processes may have used it. They may not answer any more.
+    pub other_paths: Vec<PathBuf>,
 }
 
 /// What comes from the threads, for [`Shell::take`].
@@ -234,6 +236,12 @@ impl Shell {
     #[must_use]
     pub fn phase(&self) -> Phase {
         self.claim.phase()
+    }
+
+    /// This node is to coordinate the volume, and nothing has ended that since: see [`Claim::is_wanted`].
+    #[must_use]
+    pub fn is_wanted(&self) -> bool {
+        self.claim.is_wanted()
     }
 
     /// Keeps nodes from the LUN.
@@ -448,6 +456,19 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether nothing of former processes is under way by another path to the LUN. A path that cannot be opened has nothing to show.
+fn is_unused(path: &Path, former: &[Mark]) -> Result<(), String> {
+    let in_use = |why: &str| Err(format!("{}, another path to it, {why}", path.display()));
+    if former.iter().any(|mark| matches!(mark.probe(path), Ok(Trace::InFlight))) {
+        return in_use("has requests of a former process under way");
+    }
+    // A path of a multipath device is that one's.
+    if is_held(path) || !exclusive(path).is_err_and(|error| error.is_busy()) {
+        return Ok(());
+    }
+    in_use("is mounted, perhaps by a former process that waits for it")
+}
+
 impl Shared {
     fn is_over(&self) -> bool {
         self.is_over.load(Ordering::Relaxed)
@@ -476,8 +497,9 @@ impl Shared {
     }
 
     fn is_vacated(&self) -> Result<(), String> {
-        let Host { former, lun, fencing, .. } = &self.host;
+        let Host { former, lun, fencing, other_paths, .. } = &self.host;
         fencing.await_no_admission()?;
+        other_paths.iter().try_for_each(|path| is_unused(path, former))?;
         for mark in former {
             match mark.probe(lun).map_err(|error| error.to_string())? {
                 Trace::Gone => {}

@@ -31,7 +31,8 @@ fn shell(directory: &std::path::Path) -> (Shell, Receiver<Answer>) {
     let reservations = Reservations { is_on: false, lun: lun.clone(), key: Key::new(VOLUME, me), wait: SOON };
     let fencing = Fencing::new(VOLUME, me, reservations, command);
     let (name, identity, former) = ("n1".into(), "naa.1".into(), Vec::new());
-    let host = Host { me, name, volume: VOLUME, lun, identity, area: 0, fencing, former };
+    let other_paths = Vec::new();
+    let host = Host { me, name, volume: VOLUME, lun, identity, area: 0, fencing, former, other_paths };
     let (answers, heard) = channel();
     (Shell::new(host, answers), heard)
 }
@@ -89,4 +90,28 @@ fn a_survey_for_another_revision_does_not_count_and_the_next_one_follows() {
     assert!(matches!(second, Answer::Permitted { revision: 2, .. }), "{second:?}");
     let _proposals = shell.take(second);
     assert_eq!(shell.phase(), Phase::Claiming);
+}
+
+/// A former process has used the LUN by a path that this one does not use.
+#[test]
+fn requests_of_a_former_process_by_another_path_are_awaited() {
+    let directory = scratch();
+    let path = directory.path().join("other");
+    let mut options = std::fs::OpenOptions::new();
+    let file = options.read(true).write(true).create_new(true).open(&path).unwrap();
+    let former = [Mark::of("n1#1"), Mark::of("n1#2")];
+    is_unused(&path, &former).unwrap();
+    former[1].set(&file).unwrap();
+    let said = is_unused(&path, &former).unwrap_err();
+    assert!(said.contains("other, another path to it, has requests of a former process"), "{said}");
+    is_unused(&path, &former[..1]).unwrap();
+    drop(file);
+    let deadline = Nanos::now() + SOON;
+    // A process that another test has just started holds every open file until it calls exec.
+    while is_unused(&path, &former).is_err() {
+        assert!(Nanos::now() < deadline);
+        thread::sleep(Duration::from_millis(1));
+    }
+    std::fs::remove_file(&path).unwrap();
+    is_unused(&path, &former).unwrap();
 }
