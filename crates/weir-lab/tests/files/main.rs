@@ -20,10 +20,12 @@ mod tools;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
+use common::lun::run;
 use common::{Bench, DISK, SIZE, SOON, alone};
 use support::await_some;
 use weir_lab::LabConfig;
@@ -146,6 +148,40 @@ fn a_file_of_somebody_in_the_way_of_a_disks_is_reported_and_kept() {
     }
     let directory = there.parent().unwrap();
     await_some(SOON, || (!directory.exists()).then_some(()), || bench.logs());
+}
+
+/// Has the kernel end the connection of a file, as an operator does with one that hangs.
+fn abort(path: &Path) {
+    const CONNECTIONS: &str = "/sys/fs/fuse/connections";
+    let device = std::fs::metadata(path).unwrap().dev();
+    let abort = format!("{CONNECTIONS}/{}/abort", libc::minor(device));
+    if !Path::new(&abort).exists() {
+        run(Command::new("mount").args(["-t", "fusectl", "fusectl", CONNECTIONS]));
+    }
+    std::fs::write(abort, "1").unwrap();
+}
+
+#[test]
+fn a_file_whose_mount_has_ended_comes_back() {
+    let _turn = alone();
+    let bench = bench(1, "write-back+0");
+    let path = path(&bench, "n1", DISK);
+    let unmount = |path: &Path| run(Command::new("umount").arg("-l").arg(path));
+    // What is unmounted while a program has it open goes on for that program.
+    for (end, is_open) in [(&abort as &dyn Fn(&Path), false), (&abort, true), (&unmount, false)] {
+        let user = open(&bench, "n1", false);
+        user.write_all_at(b"here", 0).unwrap();
+        user.sync_all().unwrap();
+        let user = is_open.then_some(user);
+        end(&path);
+        let reads = || {
+            let mut bytes = [0; 4];
+            File::open(&path).ok()?.read_exact_at(&mut bytes, 0).ok()?;
+            Some(bytes)
+        };
+        assert_eq!(&await_some(SOON, reads, || bench.logs()), b"here");
+        drop(user);
+    }
 }
 
 /// A disk with blocks of 4096 bytes: two programs write to halves of one block at once, and neither takes back what the other has
