@@ -252,6 +252,34 @@ fn without_reflinks_a_disk_in_use_is_not_written() {
         thread::sleep(Duration::from_millis(50));
     }
     are_equal(("raw", file.to_str().unwrap()), ("raw", raw.to_str().unwrap()));
+    // Its guest is started while it is read.
+    ok(lab, &["disk", "limit", "d", "--bytes-per-second", "512KiB"]);
+    let torn = directory.path().join("torn.img");
+    for arguments in [
+        &["image", "export", "d", torn.to_str().unwrap()][..],
+        &["disk", "clone", "d", "torn", "--copy", "--policy", "write-through"],
+    ] {
+        let mut reading = weir(lab, arguments).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let clients = || lab.any_client().unwrap().disk("d").ok()?.detail.map(|detail| detail.clients);
+        let deadline = Nanos::now() + SOON;
+        while clients().is_none_or(|count| count == 0) {
+            assert!(Nanos::now() < deadline && reading.try_wait().unwrap().is_none());
+            thread::sleep(Duration::from_millis(20));
+        }
+        let guest = NbdClient::connect(&address).unwrap();
+        let output = reading.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains("has been used while it was read"), "{said}");
+        guest.disconnect();
+        while clients().is_none_or(|count| count > 0) {
+            assert!(Nanos::now() < deadline);
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+    assert!(!torn.exists());
+    let absent = lab.any_client().unwrap().disk("torn").unwrap_err();
+    assert_eq!(absent.kind, ApiErrorKind::NotFound, "{absent}");
+    ok(lab, &["disk", "limit", "d", "--none"]);
     let clone = fails(lab, &["disk", "clone", "d", "c"]);
     assert!(clone.contains("has no reflinks") && clone.contains("--copy"), "{clone}");
     ok(lab, &["disk", "clone", "d", "c", "--copy", "--policy", "write-through"]);

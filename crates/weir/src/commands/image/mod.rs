@@ -8,9 +8,12 @@ mod source;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde::Serialize;
+use weir_block::Nanos;
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
 use weir_node::api::{
@@ -32,6 +35,10 @@ use crate::output::print;
 /// Disks have whole units of this many bytes.
 const UNIT: u64 = 4096;
 
+/// Longest time until a disk knows that a program has disconnected, and the pause between two looks.
+const PARTED: Duration = Duration::from_secs(3);
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 /// Executes a `weir image` command.
 pub fn run(global: &Global, command: ImageCommand) -> Result<(), Failure> {
     match command {
@@ -45,7 +52,7 @@ pub fn run(global: &Global, command: ImageCommand) -> Result<(), Failure> {
             if source.format == Format::Qcow2 {
                 programs.check(&image, text(&source.path)?)?;
             }
-            let disk = made(&any_node(global)?, &mut programs, &wanted, &image)?;
+            let disk = made(&any_node(global)?, &mut programs, &wanted, &image, &|| Ok(()))?;
             print(global.output, &disk, disk::show)
         }
         ImageCommand::Export { source, file, format } => {
@@ -65,16 +72,17 @@ pub fn run(global: &Global, command: ImageCommand) -> Result<(), Failure> {
     }
 }
 
-/// Makes a disk with a content.
+/// Makes a disk with a content, which counts if `is_still` says so when all of it is read.
 fn made(
     client: &Client,
     programs: &mut Programs,
     wanted: &CreateDisk,
     from: &Image,
+    is_still: &dyn Fn() -> Result<(), Failure>,
 ) -> Result<DiskView, Failure> {
     let needed_bytes = programs.allocated(from)?;
     let import = client.begin_import(&BeginImport::new(wanted.clone(), needed_bytes))?;
-    fill(client, programs, &import, from)
+    fill(client, programs, &import, from, is_still)
         .map_err(|failure| give_up(client, (&wanted.name, import.number), failure))
 }
 
@@ -83,6 +91,7 @@ fn fill(
     programs: &mut Programs,
     import: &Importing,
     from: &Image,
+    is_still: &dyn Fn() -> Result<(), Failure>,
 ) -> Result<DiskView, Failure> {
     let view = client.open_import(import)?;
     let address: Uri = reachable(&view)?.parse().map_err(Failure::failed)?;
@@ -94,6 +103,7 @@ fn fill(
     let mut check = NbdClient::connect(&address).map_err(Failure::failed)?;
     check.flush().map_err(Failure::failed)?;
     check.disconnect();
+    is_still()?;
     Ok(client.end_import(import)?)
 }
 
@@ -131,7 +141,8 @@ fn export(
     }
     let is_qcow2 = file.extension().is_some_and(|extension| extension == "qcow2");
     let format = format.unwrap_or(if is_qcow2 { Format::Qcow2 } else { Format::Raw });
-    let (size, allocated) = with_still(client, source, |view| write(programs, view, (&file, format)))?;
+    let (size, allocated) =
+        with_still(client, source, |view, is_still| write(programs, view, (&file, format), is_still))?;
     let named = |snapshot: &String| format!("{}@{snapshot}", source.disk);
     let source = source.snapshot.as_ref().map_or_else(|| source.disk.clone(), named);
     Ok(Written { source, file, format: format.name(), size, allocated })
@@ -148,23 +159,27 @@ pub fn copy(
 ) -> Result<(), Failure> {
     let (client, mut programs) = (any_node(global)?, Programs::new(global.output)?);
     let DiskView { volume, logical_block, .. } = client.disk(&source.disk)?;
-    let copy = with_still(&client, source, |from| {
+    let copy = with_still(&client, source, |from, is_still| {
         let size = from.size;
         let wanted = CreateDisk { name, volume, size, logical_block, policy, medium, limit };
-        made(&client, &mut programs, &wanted, &Image::raw(reachable(from)?))
+        made(&client, &mut programs, &wanted, &Image::raw(reachable(from)?), is_still)
     })?;
     print(global.output, &copy, disk::show)
 }
 
-/// Does `work` with what has the content of a disk or a snapshot, is open, and does not change.
+/// Does `work` with what has the content of a disk or a snapshot, and is open. It does not change, or the check that `work` gets fails
+/// once everything is read.
 fn with_still<T>(
     client: &Client,
     source: &CloneSource,
-    work: impl FnOnce(&DiskView) -> Result<T, Failure>,
+    work: impl FnOnce(&DiskView, &dyn Fn() -> Result<(), Failure>) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let (disk, clone) = stands_still(client, source)?;
     let opened = client.export(&disk, &Export::default()).map_err(Failure::from);
-    let done = opened.and_then(|view| work(&view));
+    let done = opened.and_then(|view| {
+        let is_still = || if clone.is_some() { Ok(()) } else { check_still(client, &view) };
+        work(&view, &is_still)
+    });
     if let Some(name) = clone
         && let Err(left) = remove(client, &name)
     {
@@ -173,6 +188,28 @@ fn with_still<T>(
         return Err(done.err().unwrap_or(failure).hint(hint));
     }
     done
+}
+
+/// Fails if a disk that is read itself has clients, or another owner, after that: a guest that was started meanwhile may have written. The
+/// connection of a program that has ended counts for a moment still.
+fn check_still(client: &Client, before: &DiskView) -> Result<(), Failure> {
+    let deadline = Nanos::now() + PARTED;
+    loop {
+        let now = client.disk(&before.name)?;
+        let clients = now.detail.as_ref().map(|detail| detail.clients);
+        let is_same = now.owner == before.owner;
+        if is_same && clients == Some(0) {
+            return Ok(());
+        }
+        if !is_same || Nanos::now() >= deadline {
+            let message = format!(
+                "disk {} has been used while it was read: what was read is of no one time",
+                before.name
+            );
+            return Err(Failure::refused(message).hint("shut its guest down, and try again"));
+        }
+        thread::sleep(LOOK_AGAIN);
+    }
 }
 
 /// The disk to read: a clone, also by its name if it is to be removed afterwards, or the disk itself if it cannot be cloned and nobody
@@ -219,6 +256,7 @@ fn write(
     programs: &mut Programs,
     view: &DiskView,
     (file, format): (&Path, Format),
+    is_still: &dyn Fn() -> Result<(), Failure>,
 ) -> Result<(u64, u64), Failure> {
     // In a directory that nobody else can enter: a guest's data is its owner's, and nobody plants a link there.
     let parent = file.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -228,6 +266,7 @@ fn write(
     let mut written = || -> Result<u64, Failure> {
         let how = ["-f", "raw", "-t", "writeback", "-O", format.name()];
         programs.convert(&[&how[..], &[reachable(view)?, text(&part)?]].concat())?;
+        is_still()?;
         let unwritten = |error: io::Error| Failure::unreadable(file, &error);
         let opened = File::open(&part).map_err(unwritten)?;
         opened.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600)).map_err(unwritten)?;
