@@ -273,6 +273,7 @@ impl Operations {
             let stands = self.step_of(record, number, BarrierStep::Raise).await?;
             return if stands { Ok(()) } else { Err(has_moved(record)) };
         }
+        self.destage_each(records, number).await?;
         for step in [BarrierStep::Hold, BarrierStep::Release] {
             for (record, stands) in records.iter().zip(self.each(records, number, step).await) {
                 if !stands? {
@@ -281,6 +282,28 @@ impl Operations {
             }
         }
         Ok(())
+    }
+
+    /// Brings every disk to a barrier once, each in its own time, and lets it go on: logs take very different times, and a disk stands still for
+    /// a short time only while the others come to theirs.
+    async fn destage_each(&self, records: &[DiskRecord], number: u64) -> Answer<()> {
+        let destage = |record: &DiskRecord| {
+            let (operations, record) = (self.clone(), record.clone());
+            weir_task::spawn(async move {
+                let reached = operations.step_of(&record, number, BarrierStep::Raise).await;
+                // Also a barrier that was not reached.
+                let _ = operations.step_of(&record, number, BarrierStep::Lower).await;
+                reached.map(drop)
+            })
+        };
+        let destaging: Vec<_> = records.iter().map(destage).collect();
+        let mut all = Ok(());
+        for one in destaging {
+            let cut_off =
+                |_| Err(ApiError::new(ApiErrorKind::Failed, "a disk's barrier has not come to its end"));
+            all = all.and(one.await.unwrap_or_else(cut_off));
+        }
+        all
     }
 
     /// Takes a step with each disk, all at the same time.

@@ -1,6 +1,9 @@
 //! `weir snapshot`
 
-use weir_node::api::{CreateSnapshot, LookAtLayout, RollBack, RolledBack, Sharing, SnapshotView, Snapshots};
+use weir_node::api::{
+    ApiErrorKind, CreateSnapshot, LookAtLayout, RollBack, RolledBack, Sharing, SnapshotView, Snapshots,
+};
+use weir_node::client::Client;
 use weir_node::units::about;
 
 use super::compact::{self, planned};
@@ -28,15 +31,8 @@ pub fn run(global: &Global, command: SnapshotCommand) -> Result<(), Failure> {
             print(global.output, &Snapshots { snapshots }, rows)
         }
         SnapshotCommand::List { disk } => {
-            let disks = match disk {
-                Some(disk) => vec![disk],
-                None => client.disks()?.into_iter().map(|disk| disk.name).collect(),
-            };
-            let mut snapshots = Vec::new();
-            for disk in disks {
-                snapshots.extend(client.snapshots(&disk)?);
-            }
-            print(global.output, &Snapshots { snapshots }, rows)
+            let Some(disk) = disk else { return list_all(global, &client) };
+            print(global.output, &Snapshots { snapshots: client.snapshots(&disk)? }, rows)
         }
         SnapshotCommand::Rollback {
             snapshot: SnapshotName { disk, name: snapshot },
@@ -67,6 +63,21 @@ pub fn run(global: &Global, command: SnapshotCommand) -> Result<(), Failure> {
             })
         }
     }
+}
+
+/// Those of all disks that can have any. One disk that cannot be asked hides no other one's: its error comes after the list.
+fn list_all(global: &Global, client: &Client) -> Result<(), Failure> {
+    let (mut snapshots, mut failed) = (Vec::new(), None);
+    for disk in client.disks()? {
+        match client.snapshots(&disk.name) {
+            Ok(found) => snapshots.extend(found),
+            // It has been deleted since; or it is no file of Weir's, and so has none.
+            Err(error) if matches!(error.kind, ApiErrorKind::NotFound | ApiErrorKind::Refused) => {}
+            Err(error) => failed = failed.or(Some(error)),
+        }
+    }
+    print(global.output, &Snapshots { snapshots }, rows)?;
+    failed.map_or(Ok(()), |error| Err(error.into()))
 }
 
 fn rows(Snapshots { snapshots }: &Snapshots) -> String {
