@@ -90,8 +90,8 @@ impl Operations {
             return Ok(deleted);
         }
         if let Some(lost) = lost {
-            let unless_open = !discards;
-            self.ask(name, |done| Request::DeleteUndestaged { lost, unless_open, done }).await?;
+            let (unless_open, id) = (!discards, record.id);
+            self.ask(name, |done| Request::DeleteUndestaged { id, lost, unless_open, done }).await?;
             self.finish_removal(&record, &wanted).await?;
         } else {
             if record.owner.as_ref() == Some(&self.me()) {
@@ -104,7 +104,7 @@ impl Operations {
             if let Some(coordinator) = self.coordinated_elsewhere(&record.volume).await? {
                 return self.forward(&coordinator, name, "delete", &wanted).await;
             }
-            self.remove(name, wanted.force).await?;
+            self.remove(&record, &wanted).await?;
         }
         Ok(deleted)
     }
@@ -294,8 +294,13 @@ impl Operations {
     }
 
     /// Only while it has no owner: a node may have opened it since the check.
-    async fn remove(&self, name: &str, force: bool) -> Answer<()> {
-        let (entry, record) = read(&*self.node.registry, name).await?;
+    async fn remove(&self, seen: &DiskRecord, wanted: &Delete) -> Answer<()> {
+        let (entry, record) = read(&*self.node.registry, &seen.name).await?;
+        check_same(seen, &record)?;
+        if let Some(number) = wanted.import {
+            check_import(&record, number)?;
+        }
+        let force = wanted.force;
         let owner_lives =
             record.owner.as_ref().is_some_and(|owner| is_live(&self.node.records.nodes.now(), owner));
         if let Some(owner) = record.owner.clone().filter(|_| owner_lives || !force) {
@@ -309,6 +314,15 @@ impl Operations {
         self.check_coordinated(&record.volume).await?;
         provisioning::remove(&self.node, &entry, &record, String::new()).await
     }
+}
+
+/// What has been checked of a disk says nothing of another one that has got its name since.
+fn check_same(seen: &DiskRecord, now: &DiskRecord) -> Answer<()> {
+    if now.id == seen.id {
+        return Ok(());
+    }
+    let message = format!("disk {} was deleted meanwhile, and there is another one of this name", seen.name);
+    Err(ApiError::new(ApiErrorKind::Refused, message).hint("delete it again if that one is to go, too"))
 }
 
 /// Its owner has passed it on, and the node that claims it next reconnects its clients: they use it, and no node can tell how many they are.
@@ -393,7 +407,8 @@ mod tests {
         let (node, _told) = node(directory.path()).await;
         let volume = volume_in(&node, directory.path()).await;
         volume.create_disk("d", 1 << 20).unwrap();
-        disk_of_a(&node, |record| (record.owner, record.heir) = (None, Some(NodeRef::new("b", 1)))).await;
+        let record =
+            disk_of_a(&node, |record| (record.owner, record.heir) = (None, Some(NodeRef::new("b", 1)))).await;
         let operations = Operations::new(Arc::clone(&node), Arc::default(), Arc::default());
         let wanted = |force, dry_run| Delete { name: "d".into(), force, dry_run, ..Delete::default() };
         for dry_run in [true, false] {
@@ -402,8 +417,12 @@ mod tests {
             assert!(refused.message.contains("d is being moved to node b"), "{refused}");
         }
         // It has been passed on since it was looked at.
-        let refused = operations.remove("d", false).await.unwrap_err();
+        let refused = operations.remove(&record, &wanted(false, false)).await.unwrap_err();
         assert!(refused.message.contains("is being moved"), "{refused}");
+        // Nor is a disk that has got its name since.
+        let before = DiskRecord { id: record.id + 1, ..record };
+        let refused = operations.remove(&before, &wanted(true, false)).await.unwrap_err();
+        assert!(refused.message.contains("there is another one of this name"), "{refused}");
         assert!(volume.disk_path("d").unwrap().exists());
         operations.delete("d", wanted(true, false)).await.unwrap();
         assert!(!volume.disk_path("d").unwrap().exists());

@@ -48,9 +48,9 @@ impl DiskTask {
             Request::Replace { content, done } => {
                 let _ = done.send(self.replace(content).await);
             }
-            Request::DeleteUndestaged { lost, unless_open, done } => {
+            Request::DeleteUndestaged { id, lost, unless_open, done } => {
                 let deleted = match self.check_unopened(unless_open) {
-                    Ok(()) => self.delete_undestaged(lost).await,
+                    Ok(()) => self.delete_undestaged(id, lost).await,
                     Err(refused) => Err(refused),
                 };
                 let _ = done.send(deleted);
@@ -367,10 +367,16 @@ impl DiskTask {
 
     /// Deletes the disk as it is, open or not, without destaging: its storage may take nothing. In this task, so that no attempt to open
     /// it runs beside that. The copy of the log stays here, and [`DiskTask::forget_copy`] gives it up on every node once the record is gone.
-    async fn delete_undestaged(&mut self, lost: String) -> Result<(), ApiError> {
+    async fn delete_undestaged(&mut self, id: u64, lost: String) -> Result<(), ApiError> {
         let (node, name) = (Arc::clone(&self.node), self.name.clone());
         let read = self.meanwhile(async move { change::read(&*node.registry, &name).await });
         let (entry, record) = read.await??;
+        if record.id != id {
+            let message =
+                format!("disk {} was deleted meanwhile, and there is another one of this name", self.name);
+            return Err(ApiError::new(ApiErrorKind::Refused, message)
+                .hint("delete it again if that one is to go, too"));
+        }
         if record.owner.as_ref() != Some(&self.me) {
             let message = match &record.owner {
                 Some(owner) => format!("node {} has just taken disk {}", owner.node, self.name),

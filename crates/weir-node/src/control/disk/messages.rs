@@ -155,6 +155,8 @@ pub enum Request {
     },
     /// Delete the disk, which this process owns, without destaging it. What only its log has is lost.
     DeleteUndestaged {
+        /// Its identity: another disk may get its name.
+        id: u64,
         /// The loss, in words, for the event.
         lost: String,
         /// Only while it cannot be opened: its storage would take the log otherwise, and stays.

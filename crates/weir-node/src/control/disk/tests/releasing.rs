@@ -345,8 +345,8 @@ async fn a_deletion_that_is_refused_leaves_no_disk_that_is_half_closed() {
             closing.recv().await.unwrap()
         },
         async {
-            let request =
-                Request::DeleteUndestaged { lost: "4096 bytes".into(), unless_open: false, done: deletion };
+            let (id, lost) = (record.id, "4096 bytes".into());
+            let request = Request::DeleteUndestaged { id, lost, unless_open: false, done: deletion };
             inbox.send(Message::Request(request)).await.unwrap();
         }
     );
@@ -376,7 +376,7 @@ async fn a_disk_that_has_been_opened_meanwhile_is_not_deleted_undestaged() {
     task.local = Local::Open { epoch: 3 };
     let (done, deleted) = oneshot::channel();
     let lost = "4096 bytes".to_owned();
-    task.on_request(Request::DeleteUndestaged { lost, unless_open: true, done }).await;
+    task.on_request(Request::DeleteUndestaged { id: 0, lost, unless_open: true, done }).await;
     let refused = deleted.await.unwrap().unwrap_err();
     assert!(refused.message.contains("has just been opened"), "{refused}");
     assert!(task.local == Local::Open { epoch: 3 } && told.try_recv().is_err());
@@ -394,7 +394,7 @@ async fn a_deletion_comes_before_what_waits_for_a_disk_that_closes() {
         let lost = String::new();
         let requests = [
             Request::Export { accept_loss: false, done: export },
-            Request::DeleteUndestaged { lost, unless_open: false, done: deletion },
+            Request::DeleteUndestaged { id: 0, lost, unless_open: false, done: deletion },
         ];
         for request in requests {
             task.attend(Message::Request(request)).await;
