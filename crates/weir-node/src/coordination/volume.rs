@@ -11,7 +11,7 @@ use weir_block::Nanos;
 use weir_cluster::records::{
     CoordinatorRecord, LunRecord, NodeRecord, NodeRef, Record as _, VolumeRecord, keys,
 };
-use weir_cluster::registry::{RegistryError, Transaction};
+use weir_cluster::registry::{LeaseId, RegistryError, Transaction};
 use weir_cluster::view::{Seen, View};
 use weir_volume::lun::claim::{Event, Phase, Process, Record};
 use weir_volume::lun::fence_command::FenceCommand;
@@ -35,6 +35,8 @@ const TICK: Duration = Duration::from_secs(1);
 const LEAVE: Duration = Duration::from_secs(5);
 /// Longest time for which an operator's move accounts for the lack of a coordinator: it unmounts, another one listens, and mounts.
 const HANDOVER: Duration = Duration::from_secs(30);
+/// Longest time from the end of a session until a fence for that has begun.
+const LATE_FENCE: Duration = Duration::from_secs(10);
 /// Pauses before another proposal: after a refusal, and when there was no answer.
 const REFUSED: Duration = Duration::from_millis(100);
 const UNANSWERED: Duration = Duration::from_secs(1);
@@ -75,6 +77,8 @@ pub async fn run(
     let shell = Shell::new(host, answers);
     let (proposed, mut proposals) = mpsc::unbounded_channel();
     let mut task = Task {
+        lease: node.session.lease(),
+        admitted_again: None,
         node,
         volume: record,
         shell,
@@ -109,6 +113,10 @@ pub async fn run(
             _ = volumes.changed() => follow_redirection(&task.node, &task.volume),
             _ = ticks.tick() => {
                 task.shell.tick();
+                task.follow_session();
+                if task.shell.is_unmount_slow() {
+                    task.step(Event::UnmountIsSlow);
+                }
                 let stops = *stop.borrow();
                 task.decide(&records, stops);
                 if stops && task.has_left(&records) {
@@ -256,6 +264,10 @@ struct Task {
     refusals: u64,
     /// It was to be this node's turn, the last time that this was decided.
     was_wanted: bool,
+    /// Of this node's session.
+    lease: LeaseId,
+    /// When this node is admitted once more after another session has begun.
+    admitted_again: Option<Nanos>,
 }
 
 impl Task {
@@ -413,6 +425,20 @@ impl Task {
                 self.node.journal.tell("volume-trouble", &self.volume.name, text.clone());
             }
             self.node.coordinators.update(&self.volume.name, |state| state.notice = text);
+        }
+    }
+
+    /// Whoever takes over the disks of a node without a session may fence it, and that may end only after the node has another session: it is
+    /// admitted at once, and once more when no fence of before can be under way.
+    fn follow_session(&mut self) {
+        let (lease, now) = (self.node.session.lease(), Nanos::now());
+        let is_new = std::mem::replace(&mut self.lease, lease) != lease;
+        if is_new {
+            self.admitted_again = Some(now + self.node.config.lun.fence_timeout.0 + LATE_FENCE);
+        }
+        if is_new || self.admitted_again.take_if(|at| now >= *at).is_some() {
+            let outputs = self.shell.session_was_lost();
+            self.carry_out(outputs);
         }
     }
 

@@ -576,7 +576,10 @@ impl World {
                 self.answer(process, Event::Mounted(false));
             }
             Work::Mount { .. } => self.answer(process, Event::Mounted(true)),
-            Work::Unmount if in_flight(self, process) > 0 => again(self, work),
+            Work::Unmount if in_flight(self, process) > 0 => {
+                again(self, work);
+                self.answer(process, Event::UnmountIsSlow);
+            }
             Work::Unmount => {
                 self.kernels.remove(&process);
                 self.answer(process, Event::Unmounted);

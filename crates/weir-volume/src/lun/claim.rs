@@ -113,6 +113,8 @@ pub enum Event<N> {
     /// The answer to [`Effect::Unmount`]: the filesystem is not mounted here, and neither anything of it nor block I/O that this process did
     /// for other nodes is on its way to the LUN.
     Unmounted,
+    /// The unmount has lasted for long: the LUN does not answer, or its device is gone. Nobody knows when it ends.
+    UnmountIsSlow,
     /// The LUN refuses this node's I/O: another node has fenced it.
     Lost {
         /// The admission under which the I/O was issued. A later one counts.
@@ -247,6 +249,8 @@ pub struct Claim<N> {
     proposals: Proposals,
     wanted: bool,
     mount: Mount,
+    /// The unmount lasts for long: another node may take the volume over, and fences this one.
+    is_slow: bool,
     serves: bool,
     admission: Admission,
     /// The own heartbeat, by its number, and those of others since it is there.
@@ -270,6 +274,7 @@ impl<N: Copy + Debug + Ord> Claim<N> {
             proposals: Proposals::default(),
             wanted: false,
             mount: Mount::No,
+            is_slow: false,
             serves: false,
             admission: Admission::new(planted),
             beats: 0,
@@ -345,7 +350,8 @@ impl<N: Copy + Debug + Ord> Claim<N> {
             }
             Event::Mounted(true) => self.mount = Mount::Yes,
             Event::Mounted(false) => (self.mount, self.wanted) = (Mount::No, false),
-            Event::Unmounted => self.mount = Mount::No,
+            Event::Unmounted => (self.mount, self.is_slow) = (Mount::No, false),
+            Event::UnmountIsSlow => self.is_slow = self.mount == Mount::Going,
             // Another candidate may be able to.
             Event::Failed { epoch } if epoch == epoch_now && self.mount == Mount::No => self.wanted = false,
             // Of an earlier proposal, heartbeat or epoch.
@@ -429,6 +435,7 @@ impl<N: Copy + Debug + Ord> Claim<N> {
                     self.leave(effects);
                 }
             }
+            Mount::Going if self.is_slow && self.is_mine() => self.resign(effects),
             Mount::Yes | Mount::Coming | Mount::Going => {}
         }
     }
@@ -524,6 +531,12 @@ impl<N: Copy + Debug + Ord> Claim<N> {
         if left != self.record || self.proposals.in_doubt && !self.planted.has(Bug::DoubtForEver) {
             self.propose(left, effects);
         }
+    }
+
+    /// Without a coordinator, others have their turn. This process stays on the list, as one that may still have the filesystem mounted.
+    fn resign(&mut self, effects: &mut Vec<Effect<N>>) {
+        let resigned = Record { coordinator: None, ..self.record.clone() };
+        self.propose(resigned, effects);
     }
 
     fn propose(&mut self, to: Record<N>, effects: &mut Vec<Effect<N>>) {

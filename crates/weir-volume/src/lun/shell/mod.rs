@@ -27,7 +27,7 @@ use weir_block::Nanos;
 
 use super::claim::{Claim, Effect, Event, Phase, Process, Record};
 use super::fence_command::Target;
-use super::fencing::Fencing;
+use super::fencing::{Fencing, Tier};
 use super::filesystem::mount::exclusive;
 use super::filesystem::{FilesystemError, Mounted};
 use super::heartbeat::VolumeId;
@@ -38,6 +38,8 @@ use crate::planted::Planted;
 use failures::Failures;
 use heart::Heart;
 
+/// An unmount that lasts for longer keeps the volume from nobody: others take it over, with a fence.
+const SLOW_UNMOUNT: Duration = Duration::from_secs(15);
 /// A record that is older than the LUN for this long is not merely late.
 const OUTDATED: Duration = Duration::from_secs(5);
 /// Pause between two looks whether the LUN still has this node's key, and at what is mounted: a node that only reads, or does
@@ -153,6 +155,8 @@ pub struct Shell {
     checked: Nanos,
     /// When the LUN was looked at.
     looked: Nanos,
+    /// Since when the filesystem is being unmounted, until that is known to be slow.
+    unmounts_since: Option<Nanos>,
 }
 
 /// What the threads use.
@@ -223,6 +227,7 @@ impl Shell {
             outdated: None,
             checked: Nanos::now(),
             looked: Nanos::now(),
+            unmounts_since: None,
         }
     }
 
@@ -266,6 +271,13 @@ impl Shell {
         self.look_at_lun();
     }
 
+    /// Whether an unmount has lasted for long by now: [`Event::UnmountIsSlow`] is due, once.
+    pub fn is_unmount_slow(&mut self) -> bool {
+        let is_going = self.phase() == Phase::Draining;
+        self.unmounts_since = self.unmounts_since.filter(|_| is_going);
+        self.unmounts_since.take_if(|since| Nanos::now() >= *since + SLOW_UNMOUNT).is_some()
+    }
+
     /// Takes an event from outside into account, begins what follows from it, and returns what is left to the user.
     pub fn step(&mut self, event: Event<u64>) -> Vec<Output> {
         match event {
@@ -294,6 +306,16 @@ impl Shell {
             self.shared.report("look", GIVEN_BACK.to_owned());
         }
         self.decide(Event::Lost { admission: self.admission })
+    }
+
+    /// This node's session has ended, and there is another one. Meanwhile a node that has taken over its disks may have had it fenced by a
+    /// command, of which the LUN tells nothing: I/O of a node whose port is closed fails as that of one without a path. So it has itself
+    /// admitted again. A coordinator is on the record's list, which tells it.
+    pub fn session_was_lost(&mut self) -> Vec<Output> {
+        match (self.fencing().tier(), self.phase()) {
+            (Tier::Command, Phase::Absent) => self.decide(Event::Lost { admission: self.admission }),
+            _ => Vec::new(),
+        }
     }
 
     /// Whether this node may write to the LUN, as far as it knows.
@@ -405,7 +427,10 @@ impl Shell {
             }
             Effect::StopBeating => self.shared.beating.store(0, Ordering::Relaxed),
             Effect::Mount { epoch } => self.begin(move |shared| shared.mount(epoch)),
-            Effect::Unmount => self.begin(Shared::unmount),
+            Effect::Unmount => {
+                self.unmounts_since = Some(Nanos::now());
+                self.begin(Shared::unmount);
+            }
         }
         None
     }
