@@ -84,14 +84,12 @@ fn compressed_and_damaged(directory: &Path) -> PathBuf {
 
 /// The text of the event that tells the end of a disk.
 fn deletion_of(lab: &Lab, name: &str) -> String {
-    let events = lab.any_client().unwrap().events().unwrap();
-    let ends: Vec<String> = events
-        .into_iter()
-        .filter(|event| event.kind == "disk-deleted" && event.subject == name)
-        .map(|event| event.text)
-        .collect();
-    assert_eq!(ends.len(), 1, "{ends:?}");
-    ends[0].clone()
+    let ends = || {
+        let events = lab.any_client().unwrap().events().unwrap().into_iter();
+        let mut ends = events.filter(|event| event.kind == "disk-deleted" && event.subject == name);
+        ends.next().map(|event| event.text)
+    };
+    await_some(SOON, ends, || format!("no end of {name} is told"))
 }
 
 fn goes_in_and_out(lab: &Lab, directory: &Path) {
@@ -271,6 +269,7 @@ fn without_reflinks_a_disk_in_use_is_not_written() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success() && said.contains("has been used while it was read"), "{said}");
         guest.disconnect();
+        let deadline = Nanos::now() + SOON;
         while clients().is_none_or(|count| count > 0) {
             assert!(Nanos::now() < deadline);
             thread::sleep(Duration::from_millis(20));

@@ -249,8 +249,8 @@ impl Client {
     }
 }
 
-/// Longest time that a snapshot takes: until the backing has what the log has, and the copy.
-pub(crate) const SNAPSHOT: Duration = Duration::from_secs(REACHED.as_secs() + HELD.as_secs() + 15);
+/// Longest time that a snapshot takes: until the backings have what the logs have, in the passes before a group is held and then, and the copy.
+pub(crate) const SNAPSHOT: Duration = Duration::from_secs(2 * REACHED.as_secs() + HELD.as_secs() + 35);
 
 /// Longest time that a disk takes to go back to a snapshot: until it is destaged and closed, and two copies.
 pub(crate) const ROLLBACK: Duration = Duration::from_secs(90);

@@ -37,8 +37,6 @@ pub struct Situation<'a> {
     pub barred: &'a BTreeSet<String>,
     /// This node stops, or the volume is gone.
     pub stops: bool,
-    /// This process has claimed the volume, and gives it up, because it cannot serve it.
-    pub gives_up: bool,
 }
 
 /// Decides, with the times since which it waits.
@@ -48,26 +46,35 @@ pub struct Turn {
     vacant_since: Option<Nanos>,
     /// The coordinator gives the volume up.
     leaves_since: Option<Nanos>,
-    /// This process was the last one that has given the volume up: another node comes first.
+    /// This process has claimed the volume, and has not been able to serve it: other nodes come first.
     is_last: bool,
 }
 
 impl Turn {
+    /// This process gives the volume up, which it has claimed: it cannot fence, or mount, or go on.
+    pub fn gave_up(&mut self) {
+        self.is_last = true;
+    }
+
+    /// This process serves the volume.
+    pub fn serves(&mut self) {
+        self.is_last = false;
+    }
+
     /// Whether this process is to coordinate the volume now.
     pub fn is_mine(&mut self, situation: &Situation<'_>, now: Nanos) -> bool {
         let Situation { record, me, live, barred, stops, .. } = situation;
         let coordinator = record.and_then(|record| record.coordinator.as_ref());
-        if coordinator == Some(me) {
-            self.is_last = situation.gives_up;
-        }
-        if *stops || self.is_last && coordinator == Some(me) {
+        // It leaves the record.
+        let gives_up = self.is_last && coordinator == Some(me);
+        if *stops || gives_up {
             return false;
         }
         let serves = |process: &&NodeRef| live.contains(*process) && !barred.contains(&process.node);
         let next = record.and_then(|record| record.next.as_ref()).filter(serves);
         let stays = |one: &&NodeRef| next.is_none_or(|next| next == *one);
         if let Some(coordinator) = coordinator.filter(serves).filter(stays) {
-            // Another one may fail as this one did.
+            // That one may fail as this one did.
             *self = Turn { is_last: self.is_last, ..Turn::default() };
             return coordinator == *me;
         }
@@ -90,12 +97,15 @@ impl Turn {
     }
 }
 
-/// Nodes whose turn comes before this one's. One that is the last comes after all others, whichever of them comes last.
+/// Nodes whose turn comes before this one's. One that is the last comes after all others, also after that of them which comes last.
 fn rank(situation: &Situation<'_>, is_last: bool) -> u32 {
     let own = weight(situation.volume, &situation.me.node);
     let others = situation.live.iter().filter(|one| !situation.barred.contains(&one.node));
     let others = others.filter(|one| one.node != situation.me.node);
-    others.filter(|one| is_last || weight(situation.volume, &one.node) < own).count() as u32
+    match is_last {
+        true => Some(others.count()).filter(|others| *others > 0).map_or(0, |others| others as u32 + 1),
+        false => others.filter(|one| weight(situation.volume, &one.node) < own).count() as u32,
+    }
 }
 
 /// The order of the nodes for a volume (rendezvous hashing; Thaler and Ravishankar 1998).
@@ -133,15 +143,7 @@ mod tests {
         let barred: BTreeSet<String> = barred.iter().map(|name| (*name).to_owned()).collect();
         let turn = |name: &&str| {
             let (mut turn, me) = (Turn::default(), process(name));
-            let situation = Situation {
-                volume,
-                record,
-                me: &me,
-                live: &all,
-                barred: &barred,
-                stops: false,
-                gives_up: false,
-            };
+            let situation = Situation { volume, record, me: &me, live: &all, barred: &barred, stops: false };
             (0..60).find(|second| turn.is_mine(&situation, Nanos(second * 1_000_000_000)))
         };
         live.iter().map(turn).collect()
@@ -216,7 +218,6 @@ mod tests {
                 live: &all,
                 barred: &nobody,
                 stops: false,
-                gives_up: false,
             };
             assert!((0..7).all(|at| !turn.is_mine(&situation(&leaves), second(at))), "{name}");
             first.push((7..60).find(|at| turn.is_mine(&situation(&left), second(*at))).unwrap());
@@ -234,40 +235,33 @@ mod tests {
         let all: BTreeSet<NodeRef> = ["a", "b", "c"].map(process).into();
         let barred = BTreeSet::new();
         let second = |second: u64| Nanos(second * 1_000_000_000);
-        let situation = |me, record, gives_up| Situation {
-            volume: 7,
-            record,
-            me,
-            live: &all,
-            barred: &barred,
-            stops: false,
-            gives_up,
-        };
+        let situation =
+            |me, record| Situation { volume: 7, record, me, live: &all, barred: &barred, stops: false };
         let names = ["a", "b", "c"].map(process);
-        let first = names.iter().find(|me| Turn::default().is_mine(&situation(me, None, false), second(0)));
-        let first = first.unwrap();
+        let first = names.iter().find(|me| Turn::default().is_mine(&situation(me, None), second(0))).unwrap();
         let (claimed, nobody) = (record(Some(&first.node)), record(None));
         let mut turn = Turn::default();
-        assert!(turn.is_mine(&situation(first, Some(&claimed), false), second(1)));
-        assert!(!turn.is_mine(&situation(first, Some(&claimed), true), second(2)));
-        // It has left.
-        let next = (2..60).find(|at| turn.is_mine(&situation(first, Some(&nobody), false), second(*at)));
-        assert_eq!(next, Some(8), "after both others");
+        assert!(turn.is_mine(&situation(first, Some(&claimed)), second(1)));
+        turn.gave_up();
+        // Its way out of the record, and its unmount, take their time.
+        for at in 1..5 {
+            assert!(!turn.is_mine(&situation(first, Some(&claimed)), second(at)));
+        }
+        let next = (5..60).find(|at| turn.is_mine(&situation(first, Some(&nobody)), second(*at)));
+        assert_eq!(next, Some(14), "after both others");
         // Another one has come, and gone, meanwhile.
-        let mut turn = Turn { is_last: true, ..Turn::default() };
         let other = names.iter().find(|one| *one != first).unwrap();
         let theirs = record(Some(&other.node));
-        assert!(!turn.is_mine(&situation(first, Some(&theirs), false), second(3)));
-        let next = (5..60).find(|at| turn.is_mine(&situation(first, Some(&nobody), false), second(*at)));
-        assert_eq!(next, Some(11));
+        assert!(!turn.is_mine(&situation(first, Some(&theirs)), second(15)));
+        let next = (16..60).find(|at| turn.is_mine(&situation(first, Some(&nobody)), second(*at)));
+        assert_eq!(next, Some(25));
         // It serves, and its next end is none of those.
-        assert!(turn.is_mine(&situation(first, Some(&claimed), false), second(20)));
-        assert!(turn.is_mine(&situation(first, Some(&nobody), false), second(21)));
+        turn.serves();
+        assert!(turn.is_mine(&situation(first, Some(&claimed)), second(30)));
+        assert!(turn.is_mine(&situation(first, Some(&nobody)), second(31)));
         // Alone, there is nobody to wait for.
         let alone = BTreeSet::from([first.clone()]);
         let mut turn = Turn { is_last: true, ..Turn::default() };
-        assert!(
-            turn.is_mine(&Situation { live: &alone, ..situation(first, Some(&nobody), false) }, second(0))
-        );
+        assert!(turn.is_mine(&Situation { live: &alone, ..situation(first, Some(&nobody)) }, second(0)));
     }
 }

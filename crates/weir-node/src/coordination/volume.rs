@@ -1,7 +1,7 @@
 //! The task of one volume on a LUN, on one node.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -68,7 +68,8 @@ pub async fn run(
             }
         }
     };
-    let host = host(&node, &record, &lun, path.clone());
+    let other_paths = other_paths(&node, &lun, &path).await;
+    let host = host(&node, &record, &lun, (path.clone(), other_paths));
     node.coordinators.update(&record.name, |state| {
         (state.lun, state.fencing) = (Some(path), Some(host.fencing.clone()));
         state.notice.clear();
@@ -78,7 +79,7 @@ pub async fn run(
     let (proposed, mut proposals) = mpsc::unbounded_channel();
     let mut task = Task {
         lease: node.session.lease(),
-        admitted_again: None,
+        admit_again: Vec::new(),
         node,
         volume: record,
         shell,
@@ -91,6 +92,8 @@ pub async fn run(
         was_admitted: false,
         refusals: 0,
         was_wanted: false,
+        names_me: false,
+        had_claim: false,
     };
     let mut refusals = task.node.coordinators.changes();
     let mut ticks = tokio::time::interval(TICK);
@@ -207,15 +210,37 @@ fn answers() -> (std::sync::mpsc::Sender<Answer>, mpsc::UnboundedReceiver<Answer
     (answers, taken)
 }
 
-fn host(node: &Node, record: &VolumeRecord, lun: &LunRecord, path: PathBuf) -> Host {
+/// The other paths of this host to a LUN. What a device is known by may be a file of a storage that hangs: then they are not known, and
+/// nothing waits for them.
+async fn other_paths(node: &Node, lun: &LunRecord, path: &Path) -> Vec<PathBuf> {
+    let (identity, devices) = (lun.identity.clone(), node.config.lun.devices.clone());
+    let own = path.canonicalize().ok();
+    let found = tokio::task::spawn_blocking(move || {
+        let mut found = paths_of(&identity, &devices);
+        found.retain(|other| other.canonicalize().ok() != own);
+        found
+    });
+    match tokio::time::timeout(LOOK_AGAIN, found).await {
+        Ok(Ok(found)) => found,
+        Ok(Err(_)) | Err(_) => {
+            tracing::warn!(lun = lun.identity, "whether this host has other paths to a LUN is not known");
+            Vec::new()
+        }
+    }
+}
+
+fn host(
+    node: &Node,
+    record: &VolumeRecord,
+    lun: &LunRecord,
+    (path, other_paths): (PathBuf, Vec<PathBuf>),
+) -> Host {
     // A link may lead elsewhere later; a device that is mounted keeps its name. Keys and fences are for the same one.
     let path = path.canonicalize().unwrap_or(path);
     let me = node.session.node_ref();
     let mut former = node.former.clone();
     former.extend(node.records.former_of(&me).iter().map(mark_of));
     former.dedup();
-    let mut other_paths = paths_of(&lun.identity, &node.config.lun.devices);
-    other_paths.retain(|other| other.canonicalize().ok().as_ref() != Some(&path));
     let (id, own) = (VolumeId(LunRecord::bytes(&lun.mark).unwrap_or_default()), process(&me));
     let config = &node.config.lun;
     let command = FenceCommand {
@@ -264,10 +289,13 @@ struct Task {
     refusals: u64,
     /// It was to be this node's turn, the last time that this was decided.
     was_wanted: bool,
+    /// The record names this process as the coordinator, and it was to go on with that when this was looked at last.
+    names_me: bool,
+    had_claim: bool,
     /// Of this node's session.
     lease: LeaseId,
-    /// When this node is admitted once more after another session has begun.
-    admitted_again: Option<Nanos>,
+    /// When this node is admitted again after another session has begun, the first time last.
+    admit_again: Vec<Nanos>,
 }
 
 impl Task {
@@ -302,6 +330,7 @@ impl Task {
         let is_new = std::mem::replace(&mut self.revision, revision) != revision;
         self.known = record.mounts.iter().chain(&record.coordinator).cloned().collect();
         (self.epoch, self.next) = (record.epoch, record.next.clone());
+        self.names_me = record.coordinator.as_ref() == Some(&self.node.session.node_ref());
         show_coordinator(&self.node, &self.volume, &record);
         let nodes = self.node.records.nodes.now();
         let names = self.known.iter().map(|process| process.node.clone()).chain(nodes.keys().cloned());
@@ -320,7 +349,6 @@ impl Task {
         let revision = seen.as_ref().map_or(0, |(revision, _)| *revision);
         let live: BTreeSet<NodeRef> = self.live();
         let me = self.node.session.node_ref();
-        let names_me = seen.as_ref().is_some_and(|(_, record)| record.coordinator.as_ref() == Some(&me));
         let situation = Situation {
             volume: self.volume.id,
             record: seen.as_ref().map(|(_, record)| record),
@@ -328,7 +356,6 @@ impl Task {
             live: &live,
             barred: &self.node.barred(),
             stops,
-            gives_up: names_me && self.was_wanted && !self.shell.is_wanted(),
         };
         let wanted = self.turn.is_mine(&situation, Nanos::now());
         self.was_wanted = wanted;
@@ -432,12 +459,13 @@ impl Task {
     /// admitted at once, and once more when no fence of before can be under way.
     fn follow_session(&mut self) {
         let (lease, now) = (self.node.session.lease(), Nanos::now());
-        let is_new = std::mem::replace(&mut self.lease, lease) != lease;
-        if is_new {
-            self.admitted_again = Some(now + self.node.config.lun.fence_timeout.0 + LATE_FENCE);
+        if std::mem::replace(&mut self.lease, lease) != lease {
+            self.admit_again = vec![now + self.node.config.lun.fence_timeout.0 + LATE_FENCE, now];
         }
-        if is_new || self.admitted_again.take_if(|at| now >= *at).is_some() {
-            let outputs = self.shell.session_was_lost();
+        if self.admit_again.last().is_some_and(|at| now >= *at)
+            && let Some(outputs) = self.shell.session_was_lost()
+        {
+            self.admit_again.pop();
             self.carry_out(outputs);
         }
     }
@@ -452,7 +480,21 @@ impl Task {
         }
     }
 
+    /// A claim that ends although nobody has asked for that has failed: other nodes come first from then on. This is seen at once, before the
+    /// record shows that this process has left it.
+    fn watch_claim(&mut self) {
+        let is_wanted = self.shell.is_wanted();
+        let has_ended = std::mem::replace(&mut self.had_claim, is_wanted && self.names_me) && !is_wanted;
+        if has_ended && self.names_me && self.was_wanted {
+            self.turn.gave_up();
+        }
+        if self.shell.phase() == Phase::Serving {
+            self.turn.serves();
+        }
+    }
+
     fn report(&mut self) {
+        self.watch_claim();
         let is_admitted = self.shell.is_admitted();
         if is_admitted && !std::mem::replace(&mut self.was_admitted, is_admitted) {
             let (node, volume) = (Arc::clone(&self.node), self.volume.name.clone());

@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use weir_cluster::records::{CoordinatorRecord, LunRecord, Record, VolumeKind, VolumeRecord, keys};
+use weir_cluster::records::{CoordinatorRecord, LunRecord, NodeRef, Record, VolumeKind, VolumeRecord, keys};
 use weir_cluster::registry::{RegistryError, Transaction};
 use weir_volume::DirVolume;
 use weir_volume::lun::fencing::Tier;
@@ -135,16 +135,21 @@ impl Operations {
         let record = CoordinatorRecord::of(&entry).map_err(|error| {
             ApiError::new(ApiErrorKind::Failed, format!("the record {coordinator} cannot be read: {error}"))
         })?;
-        let nodes = self.node.records.nodes.now();
-        let Some(holder) = record.mounts.iter().find(|one| is_live(&nodes, one)) else { return Ok(()) };
+        // One that is down may hang in its unmount. Whoever removes it from the cluster says that it is off.
+        let (nodes, states) = (self.node.records.nodes.now(), self.node.records.node_states());
+        let may_hold = |one: &&NodeRef| {
+            is_live(&nodes, one) || !nodes.contains_key(&one.node) && states.nodes.contains_key(&one.node)
+        };
+        let Some(holder) = record.mounts.iter().find(may_hold) else { return Ok(()) };
         let message = format!(
             "{} has the filesystem of volume {}, which was deleted, and {holder} may still have it mounted",
             path.display(),
             record.volume
         );
         Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(format!(
-            "{} unmounts it within half a minute, unless the LUN does not answer there: try again, or stop Weir on that node first",
-            holder.node
+            "{} unmounts it within half a minute, if it is up and the LUN answers there: try again; if its host is off for good, `weir node \
+             remove {}`",
+            holder.node, holder.node
         )))
     }
 

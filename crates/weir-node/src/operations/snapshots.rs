@@ -32,6 +32,11 @@ use crate::timestamps::rfc3339;
 /// Most disks of which snapshots are made at one point.
 const MOST_DISKS: usize = 64;
 
+/// A pass of [`Operations::destage_first`] that takes less leaves less than a disk may stand still for ([`HELD`]).
+const SHORT_PASS: Duration = Duration::from_secs(3);
+/// No pass begins after this time.
+const DESTAGED_FIRST: Duration = Duration::from_secs(20);
+
 impl Operations {
     /// The snapshots of a disk.
     ///
@@ -273,7 +278,7 @@ impl Operations {
             let stands = self.step_of(record, number, BarrierStep::Raise).await?;
             return if stands { Ok(()) } else { Err(has_moved(record)) };
         }
-        self.destage_each(records, number).await?;
+        self.destage_first(records, number).await?;
         for step in [BarrierStep::Hold, BarrierStep::Release] {
             for (record, stands) in records.iter().zip(self.each(records, number, step).await) {
                 if !stands? {
@@ -282,6 +287,20 @@ impl Operations {
             }
         }
         Ok(())
+    }
+
+    /// Destages the disks until that takes a short time: each pass has only what was written during the last one. Disks that are written faster
+    /// than their storage takes it do not come to that.
+    async fn destage_first(&self, records: &[DiskRecord], number: u64) -> Answer<()> {
+        let began = Nanos::now();
+        loop {
+            let pass = Nanos::now();
+            self.destage_each(records, number).await?;
+            let now = Nanos::now();
+            if now - pass < SHORT_PASS || now - began >= DESTAGED_FIRST {
+                return Ok(());
+            }
+        }
     }
 
     /// Brings every disk to a barrier once, each in its own time, and lets it go on: logs take very different times, and a disk stands still for

@@ -12,7 +12,6 @@ use super::owners::Known;
 use super::setups::{self, Setup};
 use super::{Answer, Operations, check_named};
 use crate::api::{ApiError, ApiErrorKind, CreateVolume, DeleteVolume, DeletedVolume, FilesView, VolumeView};
-use crate::control::decide::is_live;
 use crate::control::node::{blocking, random, unavailable};
 
 /// Disks that a refusal names.
@@ -225,9 +224,9 @@ impl Operations {
         Ok(deleted)
     }
 
-    /// Refuses to delete a volume on a LUN that a node may have mounted which is gone: nobody would fence it any more, and whatever is made of
-    /// the LUN next would not know of it. A node that is there unmounts the filesystem when the volume is gone. Returns the condition that
-    /// nothing of that has changed.
+    /// Refuses to delete a volume on a LUN that a node may have mounted which is down: nobody would fence it any more, and whatever is made of
+    /// the LUN next would not know of it. A node that is there unmounts the filesystem when the volume is gone; a former process of it is no
+    /// reason, because its mount has ended with it. Returns the condition that nothing of that has changed.
     async fn check_unmounted(&self, record: &VolumeRecord) -> Answer<Transaction> {
         let (key, unconditional) = (keys::coordinator(record.id), Transaction::new());
         if record.kind != VolumeKind::Lun {
@@ -238,7 +237,7 @@ impl Operations {
         };
         let Ok(found) = CoordinatorRecord::of(&entry) else { return Ok(unconditional) };
         let nodes = self.node.records.nodes.now();
-        let Some(lost) = found.mounts.iter().find(|one| !is_live(&nodes, one)) else {
+        let Some(lost) = found.mounts.iter().find(|one| !nodes.contains_key(&one.node)) else {
             return Ok(unconditional.unchanged(key, entry.mod_revision));
         };
         let name = &record.name;

@@ -191,3 +191,30 @@ impl BarrierSlot {
         barrier.until.min(waits).min(barrier.held_since.map_or(Nanos::NEVER, |since| since + HOLD))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The shard's thread has not run for longer than clients are held: they go on all the same, and the snapshot does not count.
+    #[test]
+    fn clients_that_are_released_late_are_still_those_that_were_held() {
+        let barrier = |held_since| Barrier {
+            number: 7,
+            until: Nanos::NEVER,
+            full_since: None,
+            is_reached: false,
+            waiting: None,
+            look_again: Nanos(0),
+            held_since,
+        };
+        let at = |after: Duration| Nanos(1_000) + after;
+        for (after, expected) in [(HOLD / 2, Some(true)), (HOLD, Some(false)), (2 * HOLD, Some(false))] {
+            let mut slot = BarrierSlot(Some(barrier(Some(Nanos(1_000)))));
+            assert_eq!(slot.release(8, at(after)), None, "another barrier's");
+            assert_eq!(slot.release(7, at(after)), expected);
+            assert_eq!(slot.release(7, at(after)), None, "once");
+        }
+        assert_eq!(BarrierSlot(Some(barrier(None))).release(7, at(HOLD)), None);
+    }
+}

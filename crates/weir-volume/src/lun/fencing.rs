@@ -68,6 +68,12 @@ impl Fencing {
         }
     }
 
+    /// A program fences nodes where reservations do not.
+    #[must_use]
+    pub fn has_command(&self) -> bool {
+        self.command.program.is_some()
+    }
+
     /// Whether this process was registered on the LUN when it was last admitted.
     #[must_use]
     pub fn has_key(&self) -> bool {

@@ -1,5 +1,7 @@
 //! `weir snapshot`
 
+use std::collections::BTreeSet;
+
 use weir_node::api::{
     ApiErrorKind, CreateSnapshot, LookAtLayout, RollBack, RolledBack, Sharing, SnapshotView, Snapshots,
 };
@@ -68,12 +70,20 @@ pub fn run(global: &Global, command: SnapshotCommand) -> Result<(), Failure> {
 /// Those of all disks that can have any. One disk that cannot be asked hides no other one's: its error comes after the list.
 fn list_all(global: &Global, client: &Client) -> Result<(), Failure> {
     let (mut snapshots, mut failed) = (Vec::new(), None);
+    // The storage of a volume that does not answer is asked once.
+    let mut silent = BTreeSet::new();
     for disk in client.disks()? {
+        if silent.contains(&disk.volume) {
+            continue;
+        }
         match client.snapshots(&disk.name) {
             Ok(found) => snapshots.extend(found),
             // It has been deleted since; or it is no file of Weir's, and so has none.
             Err(error) if matches!(error.kind, ApiErrorKind::NotFound | ApiErrorKind::Refused) => {}
-            Err(error) => failed = failed.or(Some(error)),
+            Err(error) => {
+                silent.insert(disk.volume);
+                failed = failed.or(Some(error));
+            }
         }
     }
     print(global.output, &Snapshots { snapshots }, rows)?;

@@ -27,7 +27,7 @@ use weir_block::Nanos;
 
 use super::claim::{Claim, Effect, Event, Phase, Process, Record};
 use super::fence_command::Target;
-use super::fencing::{Fencing, Tier};
+use super::fencing::Fencing;
 use super::filesystem::mount::exclusive;
 use super::filesystem::{FilesystemError, Mounted};
 use super::heartbeat::VolumeId;
@@ -40,6 +40,8 @@ use heart::Heart;
 
 /// An unmount that lasts for longer keeps the volume from nobody: others take it over, with a fence.
 const SLOW_UNMOUNT: Duration = Duration::from_secs(15);
+/// Longest time for which an unmount waits for work on files that this process has begun.
+const OWN_WORK: Duration = Duration::from_secs(60);
 /// A record that is older than the LUN for this long is not merely late.
 const OUTDATED: Duration = Duration::from_secs(5);
 /// Pause between two looks whether the LUN still has this node's key, and at what is mounted: a node that only reads, or does
@@ -178,6 +180,8 @@ struct Shared {
     failures: Mutex<BTreeMap<String, Failures>>,
     /// The last record.
     record: Mutex<Record<u64>>,
+    /// Since when an unmount waits for the kernel alone.
+    released_since: Mutex<Option<Nanos>>,
     /// The shell is gone.
     is_over: AtomicBool,
 }
@@ -210,6 +214,7 @@ impl Shell {
             is_looking: AtomicBool::new(false),
             failures: Mutex::default(),
             record: Mutex::default(),
+            released_since: Mutex::default(),
             is_over: AtomicBool::new(false),
         });
         Shell {
@@ -271,11 +276,18 @@ impl Shell {
         self.look_at_lun();
     }
 
-    /// Whether an unmount has lasted for long by now: [`Event::UnmountIsSlow`] is due, once.
+    /// Whether an unmount has lasted for long by now, beside this process's own work on files, for which it waits: [`Event::UnmountIsSlow`] is
+    /// due, once.
     pub fn is_unmount_slow(&mut self) -> bool {
+        let now = Nanos::now();
         let is_going = self.phase() == Phase::Draining;
         self.unmounts_since = self.unmounts_since.filter(|_| is_going);
-        self.unmounts_since.take_if(|since| Nanos::now() >= *since + SLOW_UNMOUNT).is_some()
+        let kernel_since = *lock(&self.shared.released_since);
+        let is_slow = |since: &mut Nanos| {
+            now >= *since + OWN_WORK + SLOW_UNMOUNT
+                || kernel_since.is_some_and(|since| now >= since + SLOW_UNMOUNT)
+        };
+        self.unmounts_since.take_if(is_slow).is_some()
     }
 
     /// Takes an event from outside into account, begins what follows from it, and returns what is left to the user.
@@ -311,11 +323,12 @@ impl Shell {
     /// This node's session has ended, and there is another one. Meanwhile a node that has taken over its disks may have had it fenced by a
     /// command, of which the LUN tells nothing: I/O of a node whose port is closed fails as that of one without a path. So it has itself
     /// admitted again. A coordinator is on the record's list, which tells it.
-    pub fn session_was_lost(&mut self) -> Vec<Output> {
-        match (self.fencing().tier(), self.phase()) {
-            (Tier::Command, Phase::Absent) => self.decide(Event::Lost { admission: self.admission }),
-            _ => Vec::new(),
+    /// `None`: not now, because this node is on its way to coordinate the volume, or on its way back.
+    pub fn session_was_lost(&mut self) -> Option<Vec<Output>> {
+        if !self.fencing().has_command() {
+            return Some(Vec::new());
         }
+        (self.phase() == Phase::Absent).then(|| self.decide(Event::Lost { admission: self.admission }))
     }
 
     /// Whether this node may write to the LUN, as far as it knows.

@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use weir_block::Nanos;
+
 use super::{Event, Host, Shared, lock};
 use crate::lun::filesystem::by_hand::mounts_by_other_paths;
 use crate::lun::filesystem::mount::exclusive;
@@ -88,8 +90,11 @@ impl Shared {
         while mounted.as_ref().is_some_and(|mounted| Arc::strong_count(mounted) > 1) {
             thread::sleep(LOOK_AGAIN);
         }
+        *lock(&self.released_since) = Some(Nanos::now());
         drop(mounted);
-        if self.await_released() {
+        let is_released = self.await_released();
+        *lock(&self.released_since) = None;
+        if is_released {
             self.answer(Event::Unmounted);
         }
     }

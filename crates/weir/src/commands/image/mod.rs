@@ -39,6 +39,9 @@ const UNIT: u64 = 4096;
 const PARTED: Duration = Duration::from_secs(3);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
+/// Longest wait for an owner that does not answer: what was read would be thrown away.
+const ANSWERED: Duration = Duration::from_secs(30);
+
 /// Executes a `weir image` command.
 pub fn run(global: &Global, command: ImageCommand) -> Result<(), Failure> {
     match command {
@@ -190,26 +193,33 @@ fn with_still<T>(
     done
 }
 
-/// Fails if a disk that is read itself has clients, or another owner, after that: a guest that was started meanwhile may have written. The
-/// connection of a program that has ended counts for a moment still.
+/// Fails if a disk that is read itself has clients after that, or another owner: a guest that was started meanwhile may have written. The
+/// connection of a program that has ended counts for a moment still. A client that has come and gone is not seen.
 fn check_still(client: &Client, before: &DiskView) -> Result<(), Failure> {
-    let deadline = Nanos::now() + PARTED;
+    let began = Nanos::now();
     loop {
-        let now = client.disk(&before.name)?;
-        let clients = now.detail.as_ref().map(|detail| detail.clients);
-        let is_same = now.owner == before.owner;
-        if is_same && clients == Some(0) {
-            return Ok(());
+        let asked = client.disk(&before.name);
+        let is_late = |limit: Duration| Nanos::now() - began >= limit;
+        match &asked {
+            Ok(now) if now.owner != before.owner => return Err(was_used(before)),
+            Ok(now) if now.detail.as_ref().is_some_and(|detail| detail.clients == 0) => {
+                return Ok(());
+            }
+            Ok(now) if now.detail.is_some() && is_late(PARTED) => return Err(was_used(before)),
+            Ok(_) if is_late(ANSWERED) => {
+                let message = format!("whether disk {} was used while it was read is not known", before.name);
+                return Err(Failure::refused(message).hint("its owner does not answer: try again"));
+            }
+            Err(_) if is_late(ANSWERED) => return asked.map(drop).map_err(Failure::from),
+            Ok(_) | Err(_) => thread::sleep(LOOK_AGAIN),
         }
-        if !is_same || Nanos::now() >= deadline {
-            let message = format!(
-                "disk {} has been used while it was read: what was read is of no one time",
-                before.name
-            );
-            return Err(Failure::refused(message).hint("shut its guest down, and try again"));
-        }
-        thread::sleep(LOOK_AGAIN);
     }
+}
+
+fn was_used(disk: &DiskView) -> Failure {
+    let message =
+        format!("disk {} has been used while it was read: what was read is of no one time", disk.name);
+    Failure::refused(message).hint("shut its guest down, and try again")
 }
 
 /// The disk to read: a clone, also by its name if it is to be removed afterwards, or the disk itself if it cannot be cloned and nobody
