@@ -308,7 +308,7 @@ impl Lun {
             area: self.area,
             fencing: Fencing::new(VOLUME, me, reservations, command),
             former: Vec::new(),
-            other_paths: Vec::new(),
+            devices: vec![self.path(node).to_path_buf()],
         };
         Node::start(registry, host, &NAMES)
     }

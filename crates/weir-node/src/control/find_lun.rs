@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use weir_cluster::records::LunRecord;
 use weir_volume::lun::filesystem::open_lun;
-use weir_volume::lun::identity::{are_different, device_of, identity_at, identity_of};
+use weir_volume::lun::identity::{are_different, block_devices, device_of, identity_of};
 use weir_volume::lun::setup::several_paths;
 
 use super::looks::{LOOKS, Looks, silence};
@@ -35,7 +35,7 @@ fn find_by(
     lun: &LunRecord,
     devices: &[PathBuf],
 ) -> Result<PathBuf, String> {
-    let all = if devices.is_empty() { all() } else { devices.to_vec() };
+    let all = if devices.is_empty() { block_devices() } else { devices.to_vec() };
     let of_lun = lun.clone();
     let looked = looks.at_all(&all, move |path| candidate(&of_lun, path));
     let found = looked.answers.into_iter().flatten().collect();
@@ -79,28 +79,11 @@ fn describe(volume: &str, copies: &[Candidate]) -> String {
     )
 }
 
-/// The paths of this host to the LUN of an identity, among `devices`, or among all of its devices.
-pub fn paths_of(identity: &str, devices: &[PathBuf]) -> Vec<PathBuf> {
-    let all = if devices.is_empty() { all() } else { devices.to_vec() };
-    all.into_iter().filter(|path| identity_at(path).as_deref() == Some(identity)).collect()
-}
-
 fn candidate(lun: &LunRecord, path: &Path) -> Option<Candidate> {
     // A device that does not answer is not it now, whatever this host has in its buffers of it.
     let device = open_lun(path, LunRecord::bytes(&lun.uuid)?, None, false, None).ok()?;
     let identity = identity_of(device.metadata().ok()?.rdev());
     Some(Candidate { path: path.to_path_buf(), identity })
-}
-
-/// All block devices, partitions among them.
-fn all() -> Vec<PathBuf> {
-    let Ok(devices) = std::fs::read_dir("/sys/class/block") else { return Vec::new() };
-    let mut all: Vec<PathBuf> = devices
-        .flatten()
-        .map(|device| Path::new("/dev").join(device.file_name().to_string_lossy().replace('!', "/")))
-        .collect();
-    all.sort();
-    all
 }
 
 #[cfg(test)]

@@ -48,12 +48,14 @@ pub struct Turn {
     leaves_since: Option<Nanos>,
     /// This process has claimed the volume, and has not been able to serve it: other nodes come first.
     is_last: bool,
+    /// It leaves the record, which may name it still.
+    leaves: bool,
 }
 
 impl Turn {
     /// This process gives the volume up, which it has claimed: it cannot fence, or mount, or go on.
     pub fn gave_up(&mut self) {
-        self.is_last = true;
+        (self.is_last, self.leaves) = (true, true);
     }
 
     /// This process serves the volume.
@@ -65,9 +67,8 @@ impl Turn {
     pub fn is_mine(&mut self, situation: &Situation<'_>, now: Nanos) -> bool {
         let Situation { record, me, live, barred, stops, .. } = situation;
         let coordinator = record.and_then(|record| record.coordinator.as_ref());
-        // It leaves the record.
-        let gives_up = self.is_last && coordinator == Some(me);
-        if *stops || gives_up {
+        self.leaves &= coordinator == Some(me);
+        if *stops || self.leaves {
             return false;
         }
         let serves = |process: &&NodeRef| live.contains(*process) && !barred.contains(&process.node);
@@ -255,7 +256,9 @@ mod tests {
         assert!(!turn.is_mine(&situation(first, Some(&theirs)), second(15)));
         let next = (16..60).find(|at| turn.is_mine(&situation(first, Some(&nobody)), second(*at)));
         assert_eq!(next, Some(25));
-        // It serves, and its next end is none of those.
+        // It has claimed again, and may go on with that; it serves, and its next end is none of those.
+        assert!(turn.is_mine(&situation(first, Some(&claimed)), second(26)));
+        assert!(turn.is_mine(&situation(first, Some(&claimed)), second(27)));
         turn.serves();
         assert!(turn.is_mine(&situation(first, Some(&claimed)), second(30)));
         assert!(turn.is_mine(&situation(first, Some(&nobody)), second(31)));

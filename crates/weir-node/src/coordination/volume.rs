@@ -1,7 +1,7 @@
 //! The task of one volume on a LUN, on one node.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -23,7 +23,7 @@ use weir_volume::lun::shell::{Answer, Host, Output, Shell};
 use super::turn::{Situation, Turn};
 use super::{identity, leftover};
 use crate::config::ReservationsConfig;
-use crate::control::find_lun::{find, paths_of};
+use crate::control::find_lun::find;
 use crate::control::owner_fences::{self, mark_of, number, process};
 use crate::control::registry_copy::short;
 use crate::control::{Node, lun_disks};
@@ -37,6 +37,8 @@ const LEAVE: Duration = Duration::from_secs(5);
 const HANDOVER: Duration = Duration::from_secs(30);
 /// Longest time from the end of a session until a fence for that has begun.
 const LATE_FENCE: Duration = Duration::from_secs(10);
+/// A node that coordinates the volume is not admitted again for an end of its session so long ago.
+const LATE_ADMISSION: Duration = Duration::from_secs(60);
 /// Pauses before another proposal: after a refusal, and when there was no answer.
 const REFUSED: Duration = Duration::from_millis(100);
 const UNANSWERED: Duration = Duration::from_secs(1);
@@ -68,8 +70,7 @@ pub async fn run(
             }
         }
     };
-    let other_paths = other_paths(&node, &lun, &path).await;
-    let host = host(&node, &record, &lun, (path.clone(), other_paths));
+    let host = host(&node, &record, &lun, path.clone());
     node.coordinators.update(&record.name, |state| {
         (state.lun, state.fencing) = (Some(path), Some(host.fencing.clone()));
         state.notice.clear();
@@ -210,31 +211,7 @@ fn answers() -> (std::sync::mpsc::Sender<Answer>, mpsc::UnboundedReceiver<Answer
     (answers, taken)
 }
 
-/// The other paths of this host to a LUN. What a device is known by may be a file of a storage that hangs: then they are not known, and
-/// nothing waits for them.
-async fn other_paths(node: &Node, lun: &LunRecord, path: &Path) -> Vec<PathBuf> {
-    let (identity, devices) = (lun.identity.clone(), node.config.lun.devices.clone());
-    let own = path.canonicalize().ok();
-    let found = tokio::task::spawn_blocking(move || {
-        let mut found = paths_of(&identity, &devices);
-        found.retain(|other| other.canonicalize().ok() != own);
-        found
-    });
-    match tokio::time::timeout(LOOK_AGAIN, found).await {
-        Ok(Ok(found)) => found,
-        Ok(Err(_)) | Err(_) => {
-            tracing::warn!(lun = lun.identity, "whether this host has other paths to a LUN is not known");
-            Vec::new()
-        }
-    }
-}
-
-fn host(
-    node: &Node,
-    record: &VolumeRecord,
-    lun: &LunRecord,
-    (path, other_paths): (PathBuf, Vec<PathBuf>),
-) -> Host {
+fn host(node: &Node, record: &VolumeRecord, lun: &LunRecord, path: PathBuf) -> Host {
     // A link may lead elsewhere later; a device that is mounted keeps its name. Keys and fences are for the same one.
     let path = path.canonicalize().unwrap_or(path);
     let me = node.session.node_ref();
@@ -265,7 +242,7 @@ fn host(
         lun: path,
         identity: lun.identity.clone(),
         former,
-        other_paths,
+        devices: config.devices.clone(),
     }
 }
 
@@ -462,6 +439,7 @@ impl Task {
         if std::mem::replace(&mut self.lease, lease) != lease {
             self.admit_again = vec![now + self.node.config.lun.fence_timeout.0 + LATE_FENCE, now];
         }
+        self.admit_again.retain(|at| now < *at + LATE_ADMISSION);
         if self.admit_again.last().is_some_and(|at| now >= *at)
             && let Some(outputs) = self.shell.session_was_lost()
         {

@@ -10,7 +10,7 @@ use weir_volume::lun::fencing::Tier;
 use weir_volume::lun::filesystem::by_hand::mounts_of;
 use weir_volume::lun::filesystem::{Content, FilesystemError, Kind, content};
 use weir_volume::lun::heartbeat::VolumeId;
-use weir_volume::lun::identity::{device_of, identity_at, overlap};
+use weir_volume::lun::identity::{device_of, identity_at, overlap, paths_of};
 use weir_volume::lun::setup::{Lun, Plan, Ready, SetupError, Wish};
 
 use super::coordination::Coordination;
@@ -21,8 +21,6 @@ use crate::api::{
     ApiError, ApiErrorKind, ConfirmFenced, ConfirmedFenced, CreateVolume, LunView, SetRedirected, VolumePlan,
     VolumeView,
 };
-use crate::control::decide::is_live;
-use crate::control::find_lun::paths_of;
 use crate::control::node::{blocking as blocking_dir, random, unavailable};
 use crate::control::provisioning::to_its_end;
 
@@ -135,11 +133,9 @@ impl Operations {
         let record = CoordinatorRecord::of(&entry).map_err(|error| {
             ApiError::new(ApiErrorKind::Failed, format!("the record {coordinator} cannot be read: {error}"))
         })?;
-        // One that is down may hang in its unmount. Whoever removes it from the cluster says that it is off.
+        // A process that has ended, or whose node is down, may hang in its unmount. Whoever removes the node from the cluster says that it is off.
         let (nodes, states) = (self.node.records.nodes.now(), self.node.records.node_states());
-        let may_hold = |one: &&NodeRef| {
-            is_live(&nodes, one) || !nodes.contains_key(&one.node) && states.nodes.contains_key(&one.node)
-        };
+        let may_hold = |one: &&NodeRef| nodes.contains_key(&one.node) || states.nodes.contains_key(&one.node);
         let Some(holder) = record.mounts.iter().find(may_hold) else { return Ok(()) };
         let message = format!(
             "{} has the filesystem of volume {}, which was deleted, and {holder} may still have it mounted",
@@ -147,8 +143,8 @@ impl Operations {
             record.volume
         );
         Err(ApiError::new(ApiErrorKind::Unavailable, message).hint(format!(
-            "{} unmounts it within half a minute, if it is up and the LUN answers there: try again; if its host is off for good, `weir node \
-             remove {}`",
+            "{} unmounts it within half a minute, if the LUN answers there: try again; if its host is off, or that process has ended in its \
+             unmount: switch the host off, `weir node remove {}`, and try again",
             holder.node, holder.node
         )))
     }

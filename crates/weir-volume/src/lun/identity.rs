@@ -25,6 +25,35 @@ pub fn identity_of(device: u64) -> Option<String> {
     Some(identity(device, 0)).filter(|identity| !identity.starts_with(BY_SIZE))
 }
 
+/// The paths of this host to the LUN of an identity, among `devices`, or among all of its devices. A loop device's file, whose storage may
+/// hang, is looked at only for a LUN that is a loop device itself.
+#[must_use]
+pub fn paths_of(identity: &str, devices: &[PathBuf]) -> Vec<PathBuf> {
+    let all = if devices.is_empty() { block_devices() } else { devices.to_vec() };
+    let has_it = |path: &PathBuf| {
+        let found = std::fs::metadata(path).ok().filter(|found| found.file_type().is_block_device());
+        let Some(device) = found.map(|found| found.rdev()) else { return false };
+        let own = match identity.starts_with(BY_FILE) {
+            true => identity_of(device),
+            false => by_attributes(device),
+        };
+        own.as_deref() == Some(identity)
+    };
+    all.into_iter().filter(has_it).collect()
+}
+
+/// All block devices of this host, partitions among them.
+#[must_use]
+pub fn block_devices() -> Vec<PathBuf> {
+    let Ok(devices) = std::fs::read_dir("/sys/class/block") else { return Vec::new() };
+    let mut all: Vec<PathBuf> = devices
+        .flatten()
+        .map(|device| Path::new("/dev").join(device.file_name().to_string_lossy().replace('!', "/")))
+        .collect();
+    all.sort();
+    all
+}
+
 /// Whether a device is a part of another one, as a path is of a multipath device.
 #[must_use]
 pub fn is_held(path: &Path) -> bool {

@@ -70,10 +70,11 @@ pub fn run(global: &Global, command: SnapshotCommand) -> Result<(), Failure> {
 /// Those of all disks that can have any. One disk that cannot be asked hides no other one's: its error comes after the list.
 fn list_all(global: &Global, client: &Client) -> Result<(), Failure> {
     let (mut snapshots, mut failed) = (Vec::new(), None);
-    // The storage of a volume that does not answer is asked once.
+    // Whoever does not answer for the disks of a volume is asked once.
     let mut silent = BTreeSet::new();
     for disk in client.disks()? {
-        if silent.contains(&disk.volume) {
+        let asked = (disk.volume, disk.owner);
+        if silent.contains(&asked) {
             continue;
         }
         match client.snapshots(&disk.name) {
@@ -81,7 +82,9 @@ fn list_all(global: &Global, client: &Client) -> Result<(), Failure> {
             // It has been deleted since; or it is no file of Weir's, and so has none.
             Err(error) if matches!(error.kind, ApiErrorKind::NotFound | ApiErrorKind::Refused) => {}
             Err(error) => {
-                silent.insert(disk.volume);
+                if error.kind == ApiErrorKind::Unavailable {
+                    silent.insert(asked);
+                }
                 failed = failed.or(Some(error));
             }
         }

@@ -31,7 +31,7 @@ use super::fencing::Fencing;
 use super::filesystem::mount::exclusive;
 use super::filesystem::{FilesystemError, Mounted};
 use super::heartbeat::VolumeId;
-use super::identity::{are_different, identity_at, is_held};
+use super::identity::{are_different, identity_at, is_held, paths_of};
 use super::reservations::ReservationError;
 use crate::backing::{Mark, Trace};
 use crate::planted::Planted;
@@ -70,8 +70,8 @@ pub struct Host {
     pub fencing: Fencing,
     /// Former processes of this node that may have used the LUN, all ended: what the kernel still does for them is awaited.
     pub former: Vec<Mark>,
-    /// Other paths of this host to the LUN, by which former processes may have used it. They may not answer any more.
-    pub other_paths: Vec<PathBuf>,
+    /// Where other paths of this host to the LUN may be, by which former processes may have used it; empty: all devices.
+    pub devices: Vec<PathBuf>,
 }
 
 /// What comes from the threads, for [`Shell::take`].
@@ -535,9 +535,10 @@ impl Shared {
     }
 
     fn is_vacated(&self) -> Result<(), String> {
-        let Host { former, lun, fencing, other_paths, .. } = &self.host;
+        let Host { former, lun, fencing, identity, devices, .. } = &self.host;
         fencing.await_no_admission()?;
-        other_paths.iter().try_for_each(|path| is_unused(path, former))?;
+        let is_other = |path: &&PathBuf| path.canonicalize().ok() != lun.canonicalize().ok();
+        paths_of(identity, devices).iter().filter(is_other).try_for_each(|path| is_unused(path, former))?;
         for mark in former {
             match mark.probe(lun).map_err(|error| error.to_string())? {
                 Trace::Gone => {}

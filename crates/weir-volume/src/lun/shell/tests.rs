@@ -31,8 +31,8 @@ fn shell(directory: &std::path::Path) -> (Shell, Receiver<Answer>) {
     let reservations = Reservations { is_on: false, lun: lun.clone(), key: Key::new(VOLUME, me), wait: SOON };
     let fencing = Fencing::new(VOLUME, me, reservations, command);
     let (name, identity, former) = ("n1".into(), "naa.1".into(), Vec::new());
-    let other_paths = Vec::new();
-    let host = Host { me, name, volume: VOLUME, lun, identity, area: 0, fencing, former, other_paths };
+    let devices = vec![lun.clone()];
+    let host = Host { me, name, volume: VOLUME, lun, identity, area: 0, fencing, former, devices };
     let (answers, heard) = channel();
     (Shell::new(host, answers), heard)
 }
