@@ -89,7 +89,7 @@ fn deletion_of(lab: &Lab, name: &str) -> String {
         let mut ends = events.filter(|event| event.kind == "disk-deleted" && event.subject == name);
         ends.next().map(|event| event.text)
     };
-    await_some(SOON, ends, || format!("no end of {name} is told"))
+    await_some(SOON, ends, || format!("no event reports the deletion of {name}"))
 }
 
 fn goes_in_and_out(lab: &Lab, directory: &Path) {
@@ -163,7 +163,7 @@ fn leaves_nothing_when_it_fails(lab: &Lab, directory: &Path) {
     let error = fails(lab, &["image", "import", unreadable, "unreadable", "--volume", "pool"]);
     assert!(error.contains("error while reading") && error.contains("removed again"), "{error}");
     is_gone("unreadable");
-    // What was written of it was nobody's data yet.
+    // No client was told that this data is safe.
     let told = deletion_of(lab, "unreadable");
     assert!(!told.contains("lost"), "{told}");
 

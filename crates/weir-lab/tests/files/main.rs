@@ -167,7 +167,7 @@ fn a_file_whose_mount_has_ended_comes_back() {
     let bench = bench(1, "write-back+0");
     let path = path(&bench, "n1", DISK);
     let unmount = |path: &Path| run(Command::new("umount").arg("-l").arg(path));
-    // What is unmounted while a program has it open goes on for that program.
+    // A lazy unmount does not end the connection while a program has the file open: that case is left out.
     for (end, is_open) in [(&abort as &dyn Fn(&Path), false), (&abort, true), (&unmount, false)] {
         let user = open(&bench, "n1", false);
         user.write_all_at(b"here", 0).unwrap();

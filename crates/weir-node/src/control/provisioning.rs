@@ -286,6 +286,18 @@ async fn late(node: &Node, record: &DiskRecord) -> ApiError {
     ApiError::new(ApiErrorKind::Unavailable, message).hint(remedy)
 }
 
+/// Refuses the deletion of a disk that has got the name of the disk with the identity `id`, for which the deletion was checked.
+///
+/// # Errors
+/// [`ApiErrorKind::Refused`].
+pub fn check_same(id: u64, now: &DiskRecord) -> Result<(), ApiError> {
+    if now.id == id {
+        return Ok(());
+    }
+    let message = format!("disk {} was deleted meanwhile, and there is another one of this name", now.name);
+    Err(ApiError::new(ApiErrorKind::Refused, message).hint("delete it again if that one is to go, too"))
+}
+
 /// Refuses the deletion of a disk that has snapshots.
 ///
 /// # Errors

@@ -432,8 +432,8 @@ impl Task {
         }
     }
 
-    /// Whoever takes over the disks of a node without a session may fence it, and that may end only after the node has another session: it is
-    /// admitted at once, and once more when no fence of before can be under way.
+    /// When this node's session ends, another node may take over its disks and fence it. The fence may complete after this node has a new
+    /// session. So this node has itself admitted twice: at once, and again when no earlier fence can still be in progress.
     fn follow_session(&mut self) {
         let (lease, now) = (self.node.session.lease(), Nanos::now());
         if std::mem::replace(&mut self.lease, lease) != lease {

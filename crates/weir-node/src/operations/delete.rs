@@ -296,7 +296,7 @@ impl Operations {
     /// Only while it has no owner: a node may have opened it since the check.
     async fn remove(&self, seen: &DiskRecord, wanted: &Delete) -> Answer<()> {
         let (entry, record) = read(&*self.node.registry, &seen.name).await?;
-        check_same(seen, &record)?;
+        provisioning::check_same(seen.id, &record)?;
         if let Some(number) = wanted.import {
             check_import(&record, number)?;
         }
@@ -314,15 +314,6 @@ impl Operations {
         self.check_coordinated(&record.volume).await?;
         provisioning::remove(&self.node, &entry, &record, String::new()).await
     }
-}
-
-/// What has been checked of a disk says nothing of another one that has got its name since.
-fn check_same(seen: &DiskRecord, now: &DiskRecord) -> Answer<()> {
-    if now.id == seen.id {
-        return Ok(());
-    }
-    let message = format!("disk {} was deleted meanwhile, and there is another one of this name", seen.name);
-    Err(ApiError::new(ApiErrorKind::Refused, message).hint("delete it again if that one is to go, too"))
 }
 
 /// Its owner has passed it on, and the node that claims it next reconnects its clients: they use it, and no node can tell how many they are.

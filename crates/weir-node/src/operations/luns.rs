@@ -309,7 +309,7 @@ fn content_at(path: &Path) -> Option<Content> {
 fn check_paths(path: &Path, known: &[KnownLun], devices: &[PathBuf]) -> Result<(), SetupError> {
     let identity = identity_at(path);
     let found = content_at(path);
-    // Whoever formats a whole device formats the volumes on its partitions, too.
+    // Formatting a whole device destroys the volumes on its partitions.
     let is_or_overlaps = |own: &str, other: &str| own == other || overlap(own, other);
     let is_it = |one: &&KnownLun| match &found {
         _ if identity.as_ref().is_some_and(|own| is_or_overlaps(own, &one.lun.identity)) => true,

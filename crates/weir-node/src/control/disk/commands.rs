@@ -371,12 +371,7 @@ impl DiskTask {
         let (node, name) = (Arc::clone(&self.node), self.name.clone());
         let read = self.meanwhile(async move { change::read(&*node.registry, &name).await });
         let (entry, record) = read.await??;
-        if record.id != id {
-            let message =
-                format!("disk {} was deleted meanwhile, and there is another one of this name", self.name);
-            return Err(ApiError::new(ApiErrorKind::Refused, message)
-                .hint("delete it again if that one is to go, too"));
-        }
+        provisioning::check_same(id, &record)?;
         if record.owner.as_ref() != Some(&self.me) {
             let message = match &record.owner {
                 Some(owner) => format!("node {} has just taken disk {}", owner.node, self.name),

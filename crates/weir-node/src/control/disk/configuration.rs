@@ -46,7 +46,7 @@ impl DiskTask {
         }
     }
 
-    /// Has the open disk take the record's size, which a resize may have changed without an answer: clients are told that one.
+    /// Tells the shard the record's size. A resize whose answer was lost has changed the record alone, and new clients get the record's size.
     async fn tell_size(&mut self, record: &DiskRecord) {
         let size = record.size;
         if self.told_size.replace(size).is_some_and(|told| told != size) {

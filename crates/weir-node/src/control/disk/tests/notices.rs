@@ -38,7 +38,7 @@ async fn what_a_move_ends_is_no_event() {
     assert_eq!(tokio::time::timeout(SOON, told).await.unwrap(), ["replica-lost", "refused", "last"]);
 }
 
-/// The answer to a change of the record was lost, and the disk's task learns of it by the record: clients are told that size.
+/// The task missed the answer to a resize, and learns the new size from the record. New clients get that size, so the shard needs it.
 #[tokio::test]
 async fn an_open_disk_takes_the_size_of_its_record_once() {
     let directory = tempfile::tempdir().unwrap();
