@@ -7,7 +7,13 @@ use weir_block::{Buffer, Code, Nanos, RequestKind};
 use weir_volume::SharedDisk;
 use weir_volume::lun::route_status::Overdue;
 
-use crate::world::{BLOCK, EXT4, MIB, SEED, SOON, WAIT, Way, World, XFS};
+use crate::world::{BLOCK, EXT4, MIB, SEED, SOON, WAIT, Waits, Way, World, XFS};
+
+/// Its requests fail after [`WAIT`] without a coordinator.
+fn impatient(format: &str, way: Way) -> Option<World> {
+    let waits = Waits { coordinator: WAIT, full_volume: Duration::ZERO };
+    World::with_waits(format, 16 * MIB, way, true, SEED, waits)
+}
 
 #[test]
 fn direct_io_goes_on_while_nobody_coordinates() {
@@ -31,7 +37,7 @@ fn direct_io_goes_on_while_nobody_coordinates() {
 #[test]
 fn without_a_coordinator_for_too_long_requests_fail_and_nothing_is_lost() {
     for format in [EXT4, XFS] {
-        let Some(mut world) = World::new(format, 16 * MIB, Way::Remote, true, SEED) else { return };
+        let Some(mut world) = impatient(format, Way::Remote) else { return };
         world.make_direct(512);
         // Under way when the coordinator goes, and waiting for one: writes to space that is not granted.
         world.ask(RequestKind::Discard, 2000..2001);
@@ -67,7 +73,7 @@ fn without_a_coordinator_for_too_long_requests_fail_and_nothing_is_lost() {
 fn a_coordinator_that_never_answers_counts_as_missing_after_a_while() {
     for format in [EXT4, XFS] {
         for way in [Way::Here, Way::Remote] {
-            let Some(mut world) = World::new(format, 16 * MIB, way, true, SEED) else { return };
+            let Some(mut world) = impatient(format, way) else { return };
             world.make_direct(512);
             let frozen = world.freeze();
             let since = Nanos::now();
@@ -110,7 +116,8 @@ fn a_coordinator_that_never_answers_counts_as_missing_after_a_while() {
 #[test]
 fn a_request_that_waits_for_space_is_no_sign_of_a_silent_coordinator() {
     for way in [Way::Here, Way::Remote] {
-        let Some(mut world) = World::with_space_wait(XFS, 64 * MIB, way, true, SEED, SOON) else { return };
+        let waits = Waits { coordinator: WAIT, full_volume: SOON };
+        let Some(mut world) = World::with_waits(XFS, 64 * MIB, way, true, SEED, waits) else { return };
         let filler = world.mounted.as_ref().unwrap().create("filler").unwrap();
         let mut end = 0;
         for piece in [64 * MIB, MIB, BLOCK] {

@@ -33,7 +33,7 @@ pub const EXT4: &str = "mkfs.ext4 -q -F -b 4096";
 pub const XFS: &str = "mkfs.xfs -q -f";
 pub const SOON: Duration = Duration::from_secs(60);
 
-/// Longest time without a coordinator.
+/// Longest time without a coordinator, where a test waits for its end.
 pub const WAIT: Duration = Duration::from_secs(2);
 
 /// `_IOR('X', 125, __u32)`: `XFS_IOC_GOINGDOWN`, `EXT4_IOC_SHUTDOWN`.
@@ -136,18 +136,26 @@ pub struct World {
     pub kept: Vec<Buffer>,
 }
 
+/// Longest times for which requests wait.
+pub struct Waits {
+    pub coordinator: Duration,
+    pub full_volume: Duration,
+}
+
 impl World {
     pub fn new(format: &str, size: u64, way: Way, has_path: bool, seed: u64) -> Option<World> {
-        World::with_space_wait(format, size, way, has_path, seed, Duration::ZERO)
+        // However busy the machine is.
+        let waits = Waits { coordinator: SOON, full_volume: Duration::ZERO };
+        World::with_waits(format, size, way, has_path, seed, waits)
     }
 
-    pub fn with_space_wait(
+    pub fn with_waits(
         format: &str,
         size: u64,
         way: Way,
         has_path: bool,
         seed: u64,
-        full_volume_wait: Duration,
+        waits: Waits,
     ) -> Option<World> {
         let coordinator = LoopDevice::new(LUN)?;
         let mut words = format.split(' ');
@@ -159,7 +167,7 @@ impl World {
         let mut reactor = common::reactor(Engine::Auto);
         let uuid = mounted.superblock().uuid;
         let lun = has_path.then(|| SharedFile::new(open_lun(&path.device, uuid, None, true, None).unwrap()));
-        let coordinator_wait = WAIT;
+        let Waits { coordinator: coordinator_wait, full_volume: full_volume_wait } = waits;
         let options =
             RoutedOptions { size, logical_block: 4096, depth: 64, coordinator_wait, full_volume_wait };
         let mut owner = RoutedBacking::new(&mut reactor, lun, options).unwrap();
