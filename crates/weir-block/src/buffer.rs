@@ -19,12 +19,24 @@ const CLASSES: usize = (LARGEST / ALIGNMENT).ilog2() as usize + 1;
 ///
 /// Buffers go back to a free list by size when they are dropped, so that in the steady state no I/O allocates. Idle memory stays
 /// under the same bound: if free buffers of other sizes leave no room for a request, the pool releases them first.
+///
+/// Pools may have their idle memory in common ([`BufferPool::beside`]): each lends up to its own bound, and what one gives back the others use.
+/// So a disk's own bound costs memory only while the disk uses it.
 #[derive(Clone)]
 pub struct BufferPool {
     inner: Rc<Inner>,
 }
 
 struct Inner {
+    limit: usize,
+    /// Bytes in use, counted in whole classes.
+    lent: Cell<usize>,
+    store: Rc<Store>,
+}
+
+/// The memory of one or more pools.
+struct Store {
+    /// Idle memory is released where it would be more than this together with that in use. Memory in use may be more.
     limit: usize,
     /// Bytes in use and bytes idle, both counted in whole classes.
     lent: Cell<usize>,
@@ -45,14 +57,21 @@ impl BufferPool {
     /// A pool of at most `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> BufferPool {
-        let inner = Inner {
+        let store = Store {
             limit,
             lent: Cell::new(0),
             idle: Cell::new(0),
             free: RefCell::new(std::array::from_fn(|_| Vec::new())),
             retired: RefCell::default(),
         };
-        BufferPool { inner: Rc::new(inner) }
+        BufferPool { inner: Rc::new(Inner { limit, lent: Cell::new(0), store: Rc::new(store) }) }
+    }
+
+    /// A pool of at most `limit` bytes, whatever this one lends. Their idle memory is in common, and bounded by this one's bound.
+    #[must_use]
+    pub fn beside(&self, limit: usize) -> BufferPool {
+        let store = Rc::clone(&self.inner.store);
+        BufferPool { inner: Rc::new(Inner { limit, lent: Cell::new(0), store }) }
     }
 
     /// A buffer of `length` bytes (1 to [`LARGEST`]) with unspecified content, or `None` when the pool has
@@ -65,30 +84,19 @@ impl BufferPool {
             return None;
         }
         let inner = &self.inner;
-        let recycled = inner.free.borrow_mut()[class].pop();
-        let memory = match recycled {
-            Some(memory) => {
-                inner.idle.set(inner.idle.get() - size);
-                memory
-            }
-            None => {
-                inner.make_room_for(size);
-                Memory { start: allocate(class), registration: None }
-            }
-        };
+        let Memory { start, registration } = inner.store.lend(class);
         inner.lent.set(inner.lent.get() + size);
-        let Memory { start, registration } = memory;
         Some(Buffer { start, length, class, registration: Cell::new(registration), pool: Rc::clone(inner) })
     }
 
-    /// Whether `buffer` is of this pool.
+    /// Whether `buffer` is of this pool, or of one beside it.
     pub(crate) fn has(&self, buffer: &Buffer) -> bool {
-        Rc::ptr_eq(&self.inner, &buffer.pool)
+        Rc::ptr_eq(&self.inner.store, &buffer.pool.store)
     }
 
     /// Takes the registrations of memory that was released: they are in use no more.
     pub(crate) fn take_retired(&self) -> Vec<u16> {
-        self.inner.retired.take()
+        self.inner.store.retired.take()
     }
 
     /// Whether [`BufferPool::take`] would succeed now.
@@ -97,7 +105,7 @@ impl BufferPool {
         class_of(length).is_some_and(|class| self.inner.lent.get() + (ALIGNMENT << class) <= self.inner.limit)
     }
 
-    /// Bytes in use.
+    /// Bytes of this pool in use.
     #[must_use]
     pub fn lent(&self) -> usize {
         self.inner.lent.get()
@@ -110,12 +118,40 @@ impl BufferPool {
     }
 }
 
-impl Inner {
-    /// Releases idle buffers until `size` more bytes fit under the limit.
+impl Store {
+    fn lend(&self, class: usize) -> Memory {
+        let size = ALIGNMENT << class;
+        let recycled = self.free.borrow_mut()[class].pop();
+        if recycled.is_some() {
+            self.idle.set(self.idle.get() - size);
+        } else {
+            self.make_room_for(size);
+        }
+        self.lent.set(self.lent.get() + size);
+        recycled.unwrap_or_else(|| Memory { start: allocate(class), registration: None })
+    }
+
+    fn take_back(&self, memory: Memory, class: usize) {
+        let size = ALIGNMENT << class;
+        self.lent.set(self.lent.get() - size);
+        if self.has_room(size) {
+            self.idle.set(self.idle.get() + size);
+            self.free.borrow_mut()[class].push(memory);
+        } else {
+            self.retired.borrow_mut().extend(memory.registration);
+            release(memory.start, class);
+        }
+    }
+
+    fn has_room(&self, size: usize) -> bool {
+        self.lent.get() + self.idle.get() + size <= self.limit
+    }
+
+    /// Releases idle buffers until `size` more bytes fit under the limit, or none is left.
     fn make_room_for(&self, size: usize) {
         let mut free = self.free.borrow_mut();
         for class in (0..CLASSES).rev() {
-            while self.lent.get() + self.idle.get() + size > self.limit {
+            while !self.has_room(size) {
                 let Some(Memory { start, registration }) = free[class].pop() else { break };
                 self.idle.set(self.idle.get() - (ALIGNMENT << class));
                 self.retired.borrow_mut().extend(registration);
@@ -125,7 +161,7 @@ impl Inner {
     }
 }
 
-impl Drop for Inner {
+impl Drop for Store {
     fn drop(&mut self) {
         for (class, list) in self.free.get_mut().iter_mut().enumerate() {
             for memory in list.drain(..) {
@@ -230,9 +266,8 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let size = ALIGNMENT << self.class;
         self.pool.lent.set(self.pool.lent.get() - size);
-        self.pool.idle.set(self.pool.idle.get() + size);
         let memory = Memory { start: self.start, registration: self.registration.get() };
-        self.pool.free.borrow_mut()[self.class].push(memory);
+        self.pool.store.take_back(memory, self.class);
     }
 }
 
@@ -271,6 +306,31 @@ mod tests {
         let larger = pool.take(8192).expect("fits");
         assert_eq!((larger.registration(), pool.take_retired()), (None, vec![7]));
         assert!(pool.take_retired().is_empty() && !BufferPool::new(4096).has(&larger));
+    }
+
+    #[test]
+    fn pools_beside_each_other_lend_up_to_their_bounds_and_keep_the_bound_of_one() {
+        let first = BufferPool::new(16 << 10);
+        let others: Vec<BufferPool> = (0..3).map(|_| first.beside(16 << 10)).collect();
+        let take_all = |pool: &BufferPool| (0..4).map(|_| pool.take(4096).expect("fits")).collect::<Vec<_>>();
+        let mine = take_all(&first);
+        mine[0].set_registration(7);
+        let lent: Vec<Vec<Buffer>> = others.iter().map(take_all).collect();
+        assert!(first.take(1).is_none() && others[0].take(1).is_none(), "each has its own bound");
+        assert_eq!((first.lent(), others[0].lent()), (16 << 10, 16 << 10));
+        let idle = |pool: &BufferPool| pool.inner.store.idle.get();
+        drop(mine);
+        assert_eq!(
+            (idle(&first), first.take_retired()),
+            (0, vec![7]),
+            "others have more in use than is kept"
+        );
+        drop(lent);
+        assert_eq!((idle(&first), first.lent(), others[2].lent()), (16 << 10, 0, 0));
+        let held = take_all(&others[1]);
+        assert!(idle(&first) == 0 && first.has(&held[0]), "one uses what another has given back");
+        drop((first, others));
+        drop(held);
     }
 
     #[test]

@@ -160,7 +160,7 @@ impl<L: Destage> Accel<L> {
             writes: Writes::default(),
             held: Vec::new(),
             deferred: VecDeque::new(),
-            reserve: BufferPool::new(LARGEST),
+            reserve: reactor.buffers().beside(LARGEST),
             bypassing: Slab::new(),
             behind: None,
             parked: Parked::default(),

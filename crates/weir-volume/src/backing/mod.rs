@@ -176,7 +176,7 @@ impl FileBacking {
             methods,
             zeroes: Rc::new(zeroes),
             pool: reactor.buffers().clone(),
-            reserve: BufferPool::new(LARGEST),
+            reserve: reactor.buffers().beside(LARGEST),
             lost: None,
             space: SpaceWait::new(options.full_volume_wait),
         })

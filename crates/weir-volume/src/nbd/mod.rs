@@ -162,7 +162,7 @@ impl NbdBacking {
             flushes: Flushes::default(),
             ready: Vec::new(),
             round: Vec::new(),
-            memory: BufferPool::new(KEPT),
+            memory: reactor.buffers().beside(KEPT),
             zeroes: Rc::new(zeroes),
             why: String::new(),
             away_since: None,

@@ -49,7 +49,7 @@ const LONG: u32 = u32::MAX - 2;
 /// From here on: the owner's connections, by their number.
 const CONNECTIONS: u32 = 1 << 31;
 
-/// Memory for the data of redirected I/O, in bytes (P10).
+/// Memory that the data of redirected I/O has at most, in bytes (P10). What is idle is the shard's.
 const MEMORY: usize = 64 << 20;
 
 /// Bytes of zeroes to write from: 1,024 pieces of a write (`IOV_MAX`) are as much as any request.
@@ -201,7 +201,7 @@ impl ServedDisk {
             held: dispatch.map(Held::new),
             changes: BTreeMap::new(),
             changed: Vec::new(),
-            pool: BufferPool::new(MEMORY),
+            pool: reactor.buffers().beside(MEMORY),
             zeroes: Rc::new(Region::new(ZEROES)?),
             newly_refused: false,
             stops: false,
@@ -455,7 +455,8 @@ impl ServedDisk {
         let Some((candidate, most)) = &mut self.candidate else { return };
         let most = *most;
         // A greeting needs no memory for data, and must not wait for what a present owner that takes no answers keeps lent: it ends that one.
-        let mut messages = match candidate.receive(reactor, &BufferPool::new(MEMORY)) {
+        let pool = self.pool.beside(MEMORY);
+        let mut messages = match candidate.receive(reactor, &pool) {
             Ok((messages, _)) if messages.is_empty() => return,
             Ok((messages, _)) => messages,
             Err(reason) => {
