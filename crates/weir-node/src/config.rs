@@ -162,6 +162,7 @@ impl Config {
             ("peers.deadline", self.peers.deadline, 50 * ms, minute),
             ("lun.preempt_wait", self.lun.preempt_wait, second, 60 * minute),
             ("lun.fence_timeout", self.lun.fence_timeout, second, 60 * minute),
+            ("lun.answer_timeout", self.lun.answer_timeout, second, 60 * minute),
             ("lun.coordinator_wait", self.lun.coordinator_wait, second, 24 * 60 * minute),
             ("nbd.server_wait", self.nbd.server_wait, second, 24 * 60 * minute),
             ("nbd.fence_grace", self.nbd.fence_grace.unwrap_or(Period(second)), second, 60 * minute),

@@ -71,6 +71,8 @@ pub enum Bug {
     LateRefusal,
     /// A coordinator leaves the list before it has unmounted (I5).
     ReleaseBeforeUnmount,
+    /// A coordinator whose mount or unmount does not end leaves the list (I5).
+    LeaveStuck,
     /// A coordinator mounts beside a stranger whose heartbeat it could see (I5).
     IgnoreHeartbeat,
     /// A coordinator looks for the heartbeats of strangers before its own one is written (I5).
@@ -119,7 +121,7 @@ impl Bug {
     ];
 
     /// Those of the volume's coordinator: of its claim, fences and mount.
-    pub const CLAIMS: [Bug; 16] = [
+    pub const CLAIMS: [Bug; 17] = [
         Bug::MountBeforeFence,
         Bug::MountUnlisted,
         Bug::ForgetMounts,
@@ -132,6 +134,7 @@ impl Bug {
         Bug::MountInDoubt,
         Bug::LateRefusal,
         Bug::ReleaseBeforeUnmount,
+        Bug::LeaveStuck,
         Bug::IgnoreHeartbeat,
         Bug::ListenFirst,
         Bug::EnterForEver,
@@ -188,6 +191,7 @@ impl Bug {
             Bug::MountInDoubt => "mount-in-doubt",
             Bug::LateRefusal => "late-refusal",
             Bug::ReleaseBeforeUnmount => "release-before-unmount",
+            Bug::LeaveStuck => "leave-stuck",
             Bug::IgnoreHeartbeat => "ignore-heartbeat",
             Bug::ListenFirst => "listen-first",
             Bug::EnterForEver => "enter-for-ever",

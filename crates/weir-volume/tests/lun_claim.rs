@@ -309,6 +309,7 @@ impl Lun {
             fencing: Fencing::new(VOLUME, me, reservations, command),
             former: Vec::new(),
             devices: vec![self.path(node).to_path_buf()],
+            answer_timeout: SOON,
         };
         Node::start(registry, host, &NAMES)
     }

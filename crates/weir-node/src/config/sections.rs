@@ -338,6 +338,8 @@ pub struct LunConfig {
     pub fence_command: Option<PathBuf>,
     /// Its time.
     pub fence_timeout: Period,
+    /// A coordinator that the LUN has not answered for this long gives the volume up.
+    pub answer_timeout: Period,
     /// Requests that need the coordinator wait for one at most this long.
     pub coordinator_wait: Period,
 }
@@ -350,6 +352,7 @@ impl Default for LunConfig {
             preempt_wait: Period(Duration::from_secs(10)),
             fence_command: None,
             fence_timeout: Period(Duration::from_secs(60)),
+            answer_timeout: Period(Duration::from_secs(60)),
             coordinator_wait: Period(BackingOptions::default().coordinator_wait),
         }
     }

@@ -118,8 +118,10 @@ pub async fn run(
             _ = ticks.tick() => {
                 task.shell.tick();
                 task.follow_session();
-                if task.shell.is_unmount_slow() {
-                    task.step(Event::UnmountIsSlow);
+                if task.shell.is_stuck() {
+                    task.step(Event::Stuck);
+                    // Before the next decision, which may repeat that this node is to go on.
+                    task.watch_claim();
                 }
                 let stops = *stop.borrow();
                 task.decide(&records, stops);
@@ -243,6 +245,7 @@ fn host(node: &Node, record: &VolumeRecord, lun: &LunRecord, path: PathBuf) -> H
         identity: lun.identity.clone(),
         former,
         devices: config.devices.clone(),
+        answer_timeout: config.answer_timeout.0,
     }
 }
 

@@ -203,6 +203,7 @@ impl World {
                     let (wanted, revision) = (self.rng.bool(), self.nodes[node].seen.0);
                     self.decide(node, Event::Wanted { wanted, revision });
                 }
+                96 => self.hang_one(),
                 97 => self.lose_key(),
                 98..100 => self.stranger_goes_on(),
                 _ => self.go_on(),
@@ -274,6 +275,15 @@ impl World {
             self.work.retain(|(by, work)| *by != process || work.outlives_process());
             self.nodes[number].beats = false;
         }
+    }
+
+    /// The LUN does not answer a process for a while: one that mounts, if there is one.
+    fn hang_one(&mut self) {
+        let mounts = |(by, work): &(Id, Work)| matches!(work, Work::Mount { .. }).then_some(*by);
+        let mounting = self.work.iter().find_map(mounts);
+        let anybody = self.rng.usize(0..NODES);
+        let process = mounting.unwrap_or_else(|| self.process(anybody));
+        self.answer(process, Event::Stuck);
     }
 
     /// The LUN forgets a node: it refuses the node's writes, and nobody has fenced it.
@@ -578,7 +588,7 @@ impl World {
             Work::Mount { .. } => self.answer(process, Event::Mounted(true)),
             Work::Unmount if in_flight(self, process) > 0 => {
                 again(self, work);
-                self.answer(process, Event::UnmountIsSlow);
+                self.answer(process, Event::Stuck);
             }
             Work::Unmount => {
                 self.kernels.remove(&process);

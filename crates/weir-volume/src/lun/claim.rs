@@ -113,8 +113,9 @@ pub enum Event<N> {
     /// The answer to [`Effect::Unmount`]: the filesystem is not mounted here, and neither anything of it nor block I/O that this process did
     /// for other nodes is on its way to the LUN.
     Unmounted,
-    /// The unmount has lasted for long: the LUN does not answer, or its device is gone. Nobody knows when it ends.
-    UnmountIsSlow,
+    /// The LUN has not answered this process for long, or an unmount does not end: nobody knows when it does. Repeated for as long as that
+    /// holds.
+    Stuck,
     /// The LUN refuses this node's I/O: another node has fenced it.
     Lost {
         /// The admission under which the I/O was issued. A later one counts.
@@ -249,8 +250,8 @@ pub struct Claim<N> {
     proposals: Proposals,
     wanted: bool,
     mount: Mount,
-    /// The unmount lasts for long: another node may take the volume over, and fences this one.
-    is_slow: bool,
+    /// The mount or the unmount does not end: another node may take the volume over, and fences this one.
+    is_stuck: bool,
     serves: bool,
     admission: Admission,
     /// The own heartbeat, by its number, and those of others since it is there.
@@ -274,7 +275,7 @@ impl<N: Copy + Debug + Ord> Claim<N> {
             proposals: Proposals::default(),
             wanted: false,
             mount: Mount::No,
-            is_slow: false,
+            is_stuck: false,
             serves: false,
             admission: Admission::new(planted),
             beats: 0,
@@ -348,11 +349,11 @@ impl<N: Copy + Debug + Ord> Claim<N> {
             Event::Fenced { process, epoch } if epoch == epoch_now => {
                 self.fenced.insert(process);
             }
-            Event::Mounted(true) => self.mount = Mount::Yes,
-            Event::Mounted(false) => (self.mount, self.wanted) = (Mount::No, false),
-            Event::Unmounted => (self.mount, self.is_slow) = (Mount::No, false),
-            Event::UnmountIsSlow => self.is_slow = self.mount == Mount::Going,
+            Event::Mounted(true) => (self.mount, self.is_stuck) = (Mount::Yes, false),
+            Event::Mounted(false) => (self.mount, self.is_stuck, self.wanted) = (Mount::No, false, false),
+            Event::Unmounted => (self.mount, self.is_stuck) = (Mount::No, false),
             // Another candidate may be able to.
+            Event::Stuck => (self.is_stuck, self.wanted) = (self.mount != Mount::No, false),
             Event::Failed { epoch } if epoch == epoch_now && self.mount == Mount::No => self.wanted = false,
             // Of an earlier proposal, heartbeat or epoch.
             Event::Refused(_) | Event::Unanswered(_) | Event::Beating { .. } => {}
@@ -435,7 +436,7 @@ impl<N: Copy + Debug + Ord> Claim<N> {
                     self.leave(effects);
                 }
             }
-            Mount::Going if self.is_slow && self.is_mine() => self.resign(effects),
+            Mount::Coming | Mount::Going if self.is_stuck && self.is_mine() => self.resign(effects),
             Mount::Yes | Mount::Coming | Mount::Going => {}
         }
     }
@@ -535,7 +536,10 @@ impl<N: Copy + Debug + Ord> Claim<N> {
 
     /// Without a coordinator, others have their turn. This process stays on the list, as one that may still have the filesystem mounted.
     fn resign(&mut self, effects: &mut Vec<Effect<N>>) {
-        let resigned = Record { coordinator: None, ..self.record.clone() };
+        let mut resigned = Record { coordinator: None, ..self.record.clone() };
+        if self.planted.has(Bug::LeaveStuck) {
+            resigned.mounts.remove(&self.me);
+        }
         self.propose(resigned, effects);
     }
 

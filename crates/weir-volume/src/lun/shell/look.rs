@@ -18,8 +18,7 @@ const LONG: Duration = Duration::from_secs(15);
 const AGAIN: Duration = Duration::from_secs(1);
 
 impl Shell {
-    /// Begins a look if one is due, and reports one that does not end. A LUN that hangs ends no coordination: nothing is known of the requests
-    /// on their way to it.
+    /// Begins a look if one is due, and reports one that does not end. That ends no coordination: [`Shell::is_stuck`] decides about it.
     pub(super) fn look_at_lun(&mut self) {
         let now = Nanos::now();
         if self.shared.is_looking.load(Ordering::Relaxed) {

@@ -8,6 +8,7 @@
 //! Before it lets this node claim, it looks at the heartbeat area: a registry that is older than the LUN has lost processes that may
 //! still have the filesystem mounted, and a claim in it would only make it look newer.
 
+mod calls;
 mod failures;
 mod heart;
 mod look;
@@ -35,6 +36,7 @@ use super::identity::{are_different, identity_at, is_held, paths_of};
 use super::reservations::ReservationError;
 use crate::backing::{Mark, Trace};
 use crate::planted::Planted;
+use calls::Calls;
 use failures::Failures;
 use heart::Heart;
 
@@ -70,6 +72,8 @@ pub struct Host {
     pub fencing: Fencing,
     /// Former processes of this node that may have used the LUN, all ended: what the kernel still does for them is awaited.
     pub former: Vec<Mark>,
+    /// A LUN that has not answered for longer does not answer this node: others are to coordinate the volume.
+    pub answer_timeout: Duration,
     /// Where other paths of this host to the LUN may be, by which former processes may have used it; empty: all devices.
     pub devices: Vec<PathBuf>,
 }
@@ -168,6 +172,8 @@ struct Shared {
     answers: Sender<Answer>,
     mounted: Mutex<Option<Arc<Mounted>>>,
     heart: Mutex<Heart>,
+    /// Calls of a claim that wait for the LUN.
+    calls: Calls,
     /// The number of the heartbeat that goes on; 0: none.
     beating: AtomicU64,
     /// A thread looks at the heartbeat area: one at a time, as the LUN may not answer (P10).
@@ -208,6 +214,7 @@ impl Shell {
             answers,
             mounted: Mutex::default(),
             heart: Mutex::default(),
+            calls: Calls::default(),
             beating: AtomicU64::new(0),
             is_surveying: AtomicBool::new(false),
             is_checking: AtomicBool::new(false),
@@ -276,9 +283,23 @@ impl Shell {
         self.look_at_lun();
     }
 
-    /// Whether an unmount has lasted for long by now, beside this process's own work on files, for which it waits: [`Event::UnmountIsSlow`] is
-    /// due, once.
-    pub fn is_unmount_slow(&mut self) -> bool {
+    /// Whether [`Event::Stuck`] is due.
+    ///
+    /// A mount is given up only where the LUN itself keeps nodes away. A LUN may hang for all nodes, and the first one that it answers fences
+    /// this one: a command would end the host, with its guests.
+    pub fn is_stuck(&mut self) -> bool {
+        let limit = self.shared.host.answer_timeout;
+        let is_silent = self.shared.calls.oldest().is_some_and(|since| Nanos::now() >= since + limit);
+        match is_silent {
+            true => self.shared.report("answer", format!("the LUN has not answered this node for {limit:?}")),
+            false => self.shared.is_well("answer"),
+        }
+        let has_mount = matches!(self.phase(), Phase::Mounting | Phase::Serving | Phase::Draining);
+        self.is_unmount_slow() || is_silent && (self.fencing().has_key() || !has_mount)
+    }
+
+    /// Whether an unmount has lasted for long by now, beside this process's own work on files, for which it waits. It is told once.
+    fn is_unmount_slow(&mut self) -> bool {
         let now = Nanos::now();
         let is_going = self.phase() == Phase::Draining;
         self.unmounts_since = self.unmounts_since.filter(|_| is_going);

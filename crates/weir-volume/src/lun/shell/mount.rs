@@ -44,8 +44,8 @@ impl Shared {
             let mut heart = lock(&self.heart);
             heart.epoch = epoch;
             let beat = self.next_beat(&mut heart, true);
-            let mut area = self.open_area().map_err(|error| error.to_string())?;
-            area.beat(&beat).map_err(|error| error.to_string())?;
+            let beaten = self.calls.during(|| self.open_area().and_then(|mut area| area.beat(&beat)));
+            beaten.map_err(|error| error.to_string())?;
         }
         let undone = |text: String| {
             self.notice(text.clone());

@@ -32,7 +32,9 @@ fn shell(directory: &std::path::Path) -> (Shell, Receiver<Answer>) {
     let fencing = Fencing::new(VOLUME, me, reservations, command);
     let (name, identity, former) = ("n1".into(), "naa.1".into(), Vec::new());
     let devices = vec![lun.clone()];
-    let host = Host { me, name, volume: VOLUME, lun, identity, area: 0, fencing, former, devices };
+    let answer_timeout = Duration::from_secs(2);
+    let host =
+        Host { me, name, volume: VOLUME, lun, identity, area: 0, fencing, former, devices, answer_timeout };
     let (answers, heard) = channel();
     (Shell::new(host, answers), heard)
 }
@@ -114,4 +116,70 @@ fn requests_of_a_former_process_by_another_path_are_awaited() {
     }
     std::fs::remove_file(&path).unwrap();
     is_unused(&path, &former).unwrap();
+}
+
+/// Lets the threads answer, and the registry take every proposal, until `is_there`.
+fn go_on_until(
+    shell: &mut Shell,
+    answers: &Receiver<Answer>,
+    registry: &mut (u64, Record<u64>),
+    mut is_there: impl FnMut(&mut Shell, &Record<u64>) -> bool,
+) {
+    let deadline = Nanos::now() + SOON;
+    let mut outputs = shell.step(Event::Seen { revision: registry.0, record: registry.1.clone() });
+    while !is_there(shell, &registry.1) {
+        assert!(Nanos::now() < deadline, "{:?}, {registry:?}", shell.phase());
+        for output in std::mem::take(&mut outputs) {
+            match output {
+                Output::Propose { revision, to, .. } if revision == registry.0 => {
+                    *registry = (revision + 1, to);
+                    let (revision, record) = registry.clone();
+                    outputs.extend(shell.step(Event::Seen { revision, record }));
+                }
+                Output::DropLeases => outputs.extend(shell.step(Event::LeasesDropped)),
+                _ => {}
+            }
+        }
+        shell.tick();
+        if let Ok(answer) = answers.recv_timeout(Duration::from_millis(5)) {
+            outputs.extend(shell.take(answer));
+        }
+    }
+}
+
+#[test]
+fn a_node_that_the_lun_does_not_answer_gives_its_claim_up() {
+    let directory = scratch();
+    let (mut shell, answers) = shell(directory.path());
+    let me = shell.shared.host.me;
+    let mut registry = (1, Record::default());
+    go_on_until(&mut shell, &answers, &mut registry, |shell, _| shell.is_admitted());
+    let shared = Arc::clone(&shell.shared);
+    let (begun, permitted) = (Nanos::now(), registry.0);
+    let mut hangs = None;
+    go_on_until(&mut shell, &answers, &mut registry, |shell, record| {
+        if !shell.is_wanted() && hangs.is_none() {
+            wish(shell, permitted);
+        } else if shell.is_wanted() && hangs.is_none() {
+            // The survey is over: from here on the heartbeat is the first that has no answer.
+            hangs = Some(lock(&shared.heart));
+        }
+        record.coordinator == Some(me)
+    });
+    assert!(!shell.is_stuck(), "not yet");
+    while !shell.is_stuck() {
+        assert!(Nanos::now() < begun + SOON);
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(Nanos::now() >= begun + shared.host.answer_timeout);
+    assert!(shell.trouble().contains("has not answered this node"), "{}", shell.trouble());
+    let outputs = shell.step(Event::Stuck);
+    let left = |output: &Output| matches!(output, Output::Propose { to, .. } if *to == Record { epoch: 1, ..Record::default() });
+    assert!(!shell.is_wanted() && outputs.iter().any(left), "{outputs:?}");
+    drop(hangs);
+    while shell.is_stuck() {
+        assert!(Nanos::now() < begun + SOON);
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(shell.trouble(), "");
 }
