@@ -2,6 +2,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
 use std::fmt;
 use std::ptr::NonNull;
 use std::rc::Rc;
@@ -20,8 +21,8 @@ const CLASSES: usize = (LARGEST / ALIGNMENT).ilog2() as usize + 1;
 /// Buffers go back to a free list by size when they are dropped, so that in the steady state no I/O allocates. Idle memory stays
 /// under the same bound: if free buffers of other sizes leave no room for a request, the pool releases them first.
 ///
-/// Pools may have their idle memory in common ([`BufferPool::beside`]): each lends up to its own bound, and what one gives back the others use.
-/// So a disk's own bound costs memory only while the disk uses it.
+/// A pool may lend memory beside that of another one ([`BufferPool::beside`]), up to its own bound, and keeps none: what it gives back is the
+/// other one's, within that one's bound. So a disk's own bound costs memory only while the disk uses it.
 #[derive(Clone)]
 pub struct BufferPool {
     inner: Rc<Inner>,
@@ -31,17 +32,20 @@ struct Inner {
     limit: usize,
     /// Bytes in use, counted in whole classes.
     lent: Cell<usize>,
+    /// It lends beside another pool.
+    is_beside: bool,
     store: Rc<Store>,
 }
 
-/// The memory of one or more pools.
+/// The memory of a pool and of those beside it.
 struct Store {
-    /// Idle memory is released where it would be more than this together with that in use. Memory in use may be more.
+    /// Bytes that the pool has in use, and bytes that are idle, may be this together.
     limit: usize,
-    /// Bytes in use and bytes idle, both counted in whole classes.
+    /// Both are counted in whole classes; what pools beside have in use does not count.
     lent: Cell<usize>,
     idle: Cell<usize>,
-    free: RefCell<[Vec<Memory>; CLASSES]>,
+    /// The pool uses the last ones, and pools beside the first ones. So memory that was registered for the one stays with it.
+    free: RefCell<[VecDeque<Memory>; CLASSES]>,
     /// Registrations of memory that was released.
     retired: RefCell<Vec<u16>>,
 }
@@ -61,17 +65,20 @@ impl BufferPool {
             limit,
             lent: Cell::new(0),
             idle: Cell::new(0),
-            free: RefCell::new(std::array::from_fn(|_| Vec::new())),
+            free: RefCell::new(std::array::from_fn(|_| VecDeque::new())),
             retired: RefCell::default(),
         };
-        BufferPool { inner: Rc::new(Inner { limit, lent: Cell::new(0), store: Rc::new(store) }) }
+        BufferPool::of(Rc::new(store), limit, false)
     }
 
-    /// A pool of at most `limit` bytes, whatever this one lends. Their idle memory is in common, and bounded by this one's bound.
+    /// A pool of at most `limit` bytes, whatever this one lends. Its idle memory is this one's.
     #[must_use]
     pub fn beside(&self, limit: usize) -> BufferPool {
-        let store = Rc::clone(&self.inner.store);
-        BufferPool { inner: Rc::new(Inner { limit, lent: Cell::new(0), store }) }
+        BufferPool::of(Rc::clone(&self.inner.store), limit, true)
+    }
+
+    fn of(store: Rc<Store>, limit: usize, is_beside: bool) -> BufferPool {
+        BufferPool { inner: Rc::new(Inner { limit, lent: Cell::new(0), is_beside, store }) }
     }
 
     /// A buffer of `length` bytes (1 to [`LARGEST`]) with unspecified content, or `None` when the pool has
@@ -84,7 +91,7 @@ impl BufferPool {
             return None;
         }
         let inner = &self.inner;
-        let Memory { start, registration } = inner.store.lend(class);
+        let Memory { start, registration } = inner.store.lend(class, inner.is_beside);
         inner.lent.set(inner.lent.get() + size);
         Some(Buffer { start, length, class, registration: Cell::new(registration), pool: Rc::clone(inner) })
     }
@@ -119,28 +126,35 @@ impl BufferPool {
 }
 
 impl Store {
-    fn lend(&self, class: usize) -> Memory {
+    fn lend(&self, class: usize, is_beside: bool) -> Memory {
         let size = ALIGNMENT << class;
-        let recycled = self.free.borrow_mut()[class].pop();
-        if recycled.is_some() {
-            self.idle.set(self.idle.get() - size);
-        } else {
-            self.make_room_for(size);
+        let recycled = {
+            let free = &mut self.free.borrow_mut()[class];
+            if is_beside { free.pop_front() } else { free.pop_back() }
+        };
+        match recycled {
+            Some(_) => self.idle.set(self.idle.get() - size),
+            None if is_beside => {}
+            None => self.make_room_for(size),
         }
-        self.lent.set(self.lent.get() + size);
+        if !is_beside {
+            self.lent.set(self.lent.get() + size);
+        }
         recycled.unwrap_or_else(|| Memory { start: allocate(class), registration: None })
     }
 
-    fn take_back(&self, memory: Memory, class: usize) {
+    fn take_back(&self, memory: Memory, class: usize, is_beside: bool) {
         let size = ALIGNMENT << class;
-        self.lent.set(self.lent.get() - size);
-        if self.has_room(size) {
-            self.idle.set(self.idle.get() + size);
-            self.free.borrow_mut()[class].push(memory);
-        } else {
-            self.retired.borrow_mut().extend(memory.registration);
-            release(memory.start, class);
+        if !is_beside {
+            self.lent.set(self.lent.get() - size);
         }
+        if !self.has_room(size) {
+            self.retired.borrow_mut().extend(memory.registration);
+            return release(memory.start, class);
+        }
+        self.idle.set(self.idle.get() + size);
+        let free = &mut self.free.borrow_mut()[class];
+        if is_beside { free.push_front(memory) } else { free.push_back(memory) }
     }
 
     fn has_room(&self, size: usize) -> bool {
@@ -152,7 +166,7 @@ impl Store {
         let mut free = self.free.borrow_mut();
         for class in (0..CLASSES).rev() {
             while !self.has_room(size) {
-                let Some(Memory { start, registration }) = free[class].pop() else { break };
+                let Some(Memory { start, registration }) = free[class].pop_front() else { break };
                 self.idle.set(self.idle.get() - (ALIGNMENT << class));
                 self.retired.borrow_mut().extend(registration);
                 release(start, class);
@@ -267,7 +281,7 @@ impl Drop for Buffer {
         let size = ALIGNMENT << self.class;
         self.pool.lent.set(self.pool.lent.get() - size);
         let memory = Memory { start: self.start, registration: self.registration.get() };
-        self.pool.store.take_back(memory, self.class);
+        self.pool.store.take_back(memory, self.class, self.pool.is_beside);
     }
 }
 
@@ -309,28 +323,43 @@ mod tests {
     }
 
     #[test]
-    fn pools_beside_each_other_lend_up_to_their_bounds_and_keep_the_bound_of_one() {
-        let first = BufferPool::new(16 << 10);
-        let others: Vec<BufferPool> = (0..3).map(|_| first.beside(16 << 10)).collect();
+    fn a_pool_beside_another_lends_up_to_its_bound_and_keeps_nothing() {
+        let shard = BufferPool::new(16 << 10);
+        let disks: Vec<BufferPool> = (0..3).map(|_| shard.beside(16 << 10)).collect();
         let take_all = |pool: &BufferPool| (0..4).map(|_| pool.take(4096).expect("fits")).collect::<Vec<_>>();
-        let mine = take_all(&first);
-        mine[0].set_registration(7);
-        let lent: Vec<Vec<Buffer>> = others.iter().map(take_all).collect();
-        assert!(first.take(1).is_none() && others[0].take(1).is_none(), "each has its own bound");
-        assert_eq!((first.lent(), others[0].lent()), (16 << 10, 16 << 10));
-        let idle = |pool: &BufferPool| pool.inner.store.idle.get();
-        drop(mine);
-        assert_eq!(
-            (idle(&first), first.take_retired()),
-            (0, vec![7]),
-            "others have more in use than is kept"
-        );
+        let idle = || shard.inner.store.idle.get();
+        let mine = take_all(&shard);
+        mine.iter().for_each(|one| one.set_registration(7));
+        let lent: Vec<Vec<Buffer>> = disks.iter().map(take_all).collect();
+        assert!(shard.take(1).is_none() && disks[0].take(1).is_none(), "each has its own bound");
+        assert_eq!((shard.lent(), disks[0].lent()), (16 << 10, 16 << 10));
         drop(lent);
-        assert_eq!((idle(&first), first.lent(), others[2].lent()), (16 << 10, 0, 0));
-        let held = take_all(&others[1]);
-        assert!(idle(&first) == 0 && first.has(&held[0]), "one uses what another has given back");
-        drop((first, others));
-        drop(held);
+        assert_eq!(idle(), 0, "the shard has its bound in use");
+        drop(mine);
+        assert_eq!((idle(), shard.lent(), disks[2].lent()), (16 << 10, 0, 0), "whatever the disks lend");
+        let two = [shard.take(1).expect("fits"), shard.take(1).expect("fits")];
+        let first = disks[1].take(4096).expect("fits");
+        drop(two);
+        assert!(shard.has(&first) && idle() == 12 << 10, "one uses what another has given back");
+        drop(first);
+        assert_eq!(shard.take(16 << 10).map(|all| all.registration()), Some(None));
+        assert_eq!((idle(), shard.take_retired()), (16 << 10, vec![7; 4]));
+        let (held, other) = (disks[1].take(4096), disks[2].take(4096));
+        drop((shard, disks));
+        drop((held, other));
+    }
+
+    #[test]
+    fn memory_of_a_pool_stays_with_it_while_one_beside_it_has_its_own() {
+        let shard = BufferPool::new(16 << 10);
+        let disk = shard.beside(16 << 10);
+        let (mine, other) = (shard.take(1).expect("fits"), disk.take(1).expect("fits"));
+        mine.set_registration(7);
+        drop((mine, other));
+        for _ in 0..3 {
+            let (other, mine) = (disk.take(1).expect("fits"), shard.take(1).expect("fits"));
+            assert_eq!((mine.registration(), other.registration()), (Some(7), None));
+        }
     }
 
     #[test]

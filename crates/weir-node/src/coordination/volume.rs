@@ -98,6 +98,8 @@ pub async fn run(
     };
     let mut refusals = task.node.coordinators.changes();
     let mut ticks = tokio::time::interval(TICK);
+    // None in a row after this process stood still.
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     task.see(&records);
     loop {
         tokio::select! {

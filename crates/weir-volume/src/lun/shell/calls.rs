@@ -1,4 +1,4 @@
-//! Calls that wait for the LUN, which may never answer.
+//! Calls of a claim that wait for the LUN, which may never answer.
 
 use std::sync::Mutex;
 
@@ -10,8 +10,8 @@ use super::lock;
 /// The calls that have not returned.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
-    /// When each has begun.
-    begun: Mutex<Slab<Nanos>>,
+    /// The number of the heartbeat that each belongs to, and when it has begun.
+    begun: Mutex<Slab<(u64, Nanos)>>,
 }
 
 /// One of them, until it is dropped.
@@ -21,16 +21,17 @@ struct Call<'a> {
 }
 
 impl Calls {
-    /// Makes a call.
-    pub(super) fn during<T>(&self, call: impl FnOnce() -> T) -> T {
-        let key = lock(&self.begun).insert(Nanos::now());
+    /// Makes a call, while the heartbeat of this number goes on.
+    pub(super) fn during<T>(&self, number: u64, call: impl FnOnce() -> T) -> T {
+        let key = lock(&self.begun).insert((number, Nanos::now()));
         let _call = Call { calls: self, key };
         call()
     }
 
-    /// When the oldest of them has begun.
-    pub(super) fn oldest(&self) -> Option<Nanos> {
-        lock(&self.begun).iter().map(|(_, begun)| *begun).min()
+    /// When the oldest of this heartbeat has begun. One that an earlier claim has left behind may never return, and others do.
+    pub(super) fn oldest(&self, number: u64) -> Option<Nanos> {
+        let begun = lock(&self.begun);
+        begun.iter().filter(|(_, (of, _))| *of == number).map(|(_, (_, since))| *since).min()
     }
 }
 

@@ -75,8 +75,9 @@ impl Shared {
     }
 
     pub(super) fn beat(&self, epoch: u64, number: u64, admission: u64) {
-        let first =
-            self.calls.during(|| self.open_area().map(|mut area| (self.beat_once(&mut area, number), area)));
+        let first = self
+            .calls
+            .during(number, || self.open_area().map(|mut area| (self.beat_once(&mut area, number), area)));
         let mut area = match first {
             Ok((Some(Ok(())), area)) => area,
             Ok((None, _)) => return,
@@ -91,14 +92,15 @@ impl Shared {
         self.succeed("beat", Event::Beating { number });
         loop {
             thread::sleep(BEAT_EVERY);
-            match self.calls.during(|| self.beat_once(&mut area, number)) {
-                Some(Ok(())) => {}
+            match self.calls.during(number, || self.beat_once(&mut area, number)) {
+                Some(Ok(())) => self.is_well("beat"),
                 Some(Err(error)) if error.is_refusal() => return self.answer(Event::Lost { admission }),
                 // Requests of the filesystem and of owners fail, too, and say so.
                 Some(Err(error)) => self.fail("beat", error.to_string()),
                 None => break,
             }
         }
+        self.is_well("beat");
         self.end_beating(&mut area, admission);
     }
 
@@ -135,14 +137,14 @@ impl Shared {
     ) -> Result<Heard, HeartbeatError> {
         let Process { node, incarnation } = self.host.me;
         let me = Beat { node, incarnation, epoch, count: 0, goes_on: true, name: String::new() };
-        let (mut area, first) = self.calls.during(|| {
+        let (mut area, first) = self.calls.during(number, || {
             let mut area = self.open_area()?;
             area.slots().map(|first| (area, first))
         })?;
         let mut listener = Listener::new(Nanos::now(), first);
         while self.goes_on(number) {
             let began = Nanos::now();
-            let slots = self.calls.during(|| area.slots())?;
+            let slots = self.calls.during(number, || area.slots())?;
             let is_listed =
                 |beat: &Beat| mounts.contains(&Process { node: beat.node, incarnation: beat.incarnation });
             match listener.look((began, Nanos::now()), slots, &me, is_listed) {

@@ -52,6 +52,8 @@ impl Shared {
             drop(mounted);
             match found {
                 Ok(()) => self.is_well("look"),
+                // Another node has taken the volume over meanwhile.
+                Err(_) if !lock(&self.record).mounts.contains(&self.host.me) => self.is_well("look"),
                 // As when an owner hears of an error.
                 Err(error) => {
                     self.report("look", format!("this node gives the volume back: {error}"));

@@ -44,6 +44,8 @@ use heart::Heart;
 const SLOW_UNMOUNT: Duration = Duration::from_secs(15);
 /// Longest time for which an unmount waits for work on files that this process has begun.
 const OWN_WORK: Duration = Duration::from_secs(60);
+/// A process that stood still finds its own calls late for a moment.
+const LATE_LOOKS: u32 = 3;
 /// A record that is older than the LUN for this long is not merely late.
 const OUTDATED: Duration = Duration::from_secs(5);
 /// Pause between two looks whether the LUN still has this node's key, and at what is mounted: a node that only reads, or does
@@ -161,6 +163,8 @@ pub struct Shell {
     checked: Nanos,
     /// When the LUN was looked at.
     looked: Nanos,
+    /// Looks in a row that have found a call to the LUN that is late.
+    late_looks: u32,
     /// Since when the filesystem is being unmounted, until that is known to be slow.
     unmounts_since: Option<Nanos>,
 }
@@ -239,6 +243,7 @@ impl Shell {
             outdated: None,
             checked: Nanos::now(),
             looked: Nanos::now(),
+            late_looks: 0,
             unmounts_since: None,
         }
     }
@@ -283,19 +288,23 @@ impl Shell {
         self.look_at_lun();
     }
 
-    /// Whether [`Event::Stuck`] is due.
+    /// Whether [`Event::Stuck`] is due. It is to be called once a second.
     ///
-    /// A mount is given up only where the LUN itself keeps nodes away. A LUN may hang for all nodes, and the first one that it answers fences
-    /// this one: a command would end the host, with its guests.
+    /// A mount is given up only where nothing but the LUN itself keeps nodes away. A LUN may hang for all nodes, and the first one that it
+    /// answers fences this one: a command would end the host, with its guests.
     pub fn is_stuck(&mut self) -> bool {
         let limit = self.shared.host.answer_timeout;
-        let is_silent = self.shared.calls.oldest().is_some_and(|since| Nanos::now() >= since + limit);
+        let oldest = self.shared.calls.oldest(self.shared.beating.load(Ordering::Relaxed));
+        let is_late = oldest.is_some_and(|since| Nanos::now() >= since + limit);
+        self.late_looks = if is_late { self.late_looks + 1 } else { 0 };
+        let is_silent = self.late_looks >= LATE_LOOKS;
         match is_silent {
             true => self.shared.report("answer", format!("the LUN has not answered this node for {limit:?}")),
             false => self.shared.is_well("answer"),
         }
         let has_mount = matches!(self.phase(), Phase::Mounting | Phase::Serving | Phase::Draining);
-        self.is_unmount_slow() || is_silent && (self.fencing().has_key() || !has_mount)
+        let may_give_up = !has_mount || self.fencing().has_key() && !self.fencing().has_command();
+        self.is_unmount_slow() || is_silent && may_give_up
     }
 
     /// Whether an unmount has lasted for long by now, beside this process's own work on files, for which it waits. It is told once.

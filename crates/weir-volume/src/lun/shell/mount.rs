@@ -1,6 +1,7 @@
 //! Mounting the filesystem, and giving it back.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
@@ -44,7 +45,8 @@ impl Shared {
             let mut heart = lock(&self.heart);
             heart.epoch = epoch;
             let beat = self.next_beat(&mut heart, true);
-            let beaten = self.calls.during(|| self.open_area().and_then(|mut area| area.beat(&beat)));
+            let number = self.beating.load(Ordering::Relaxed);
+            let beaten = self.calls.during(number, || self.open_area().and_then(|mut area| area.beat(&beat)));
             beaten.map_err(|error| error.to_string())?;
         }
         let undone = |text: String| {
