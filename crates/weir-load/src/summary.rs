@@ -179,12 +179,23 @@ impl Verification {
 
     /// Counts one judgement.
     pub(crate) fn count(&mut self, judged: Result<(), crate::verify::Mismatch>) {
+        self.count_with(judged, String::new);
+    }
+
+    /// As [`Verification::count`], with what is known of an incorrect block.
+    pub(crate) fn count_with(
+        &mut self,
+        judged: Result<(), crate::verify::Mismatch>,
+        known: impl FnOnce() -> String,
+    ) {
         self.checked += 1;
         if let Err(mismatch) = judged {
             self.mismatches += 1;
             *self.faults.entry(mismatch.fault.name().into()).or_default() += 1;
             if self.first.len() < Verification::DESCRIBED {
-                self.first.push(mismatch.to_string());
+                let known = known();
+                let known = if known.is_empty() { known } else { format!(" ({known})") };
+                self.first.push(format!("{mismatch}{known}"));
             }
         }
     }

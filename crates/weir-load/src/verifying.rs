@@ -19,7 +19,7 @@ use crate::bits::BitSet;
 use crate::error::LoadError;
 use crate::summary::Verification;
 use crate::tally::{IoKind, Tally};
-use crate::verify::{Atomicity, History};
+use crate::verify::{Atomicity, History, Step};
 
 /// Pause between two attempts to connect.
 const RETRY: Duration = Duration::from_millis(10);
@@ -321,6 +321,9 @@ impl VerifyingLoad {
             (0, NbdCommand::Read { offset, length })
         };
         connection.start(slot, command);
+        if kind == IoKind::Write {
+            self.history.note(block, Step::Sent, version);
+        }
         self.pending[slot as usize] = Some(Pending { block, version, issued: now });
     }
 
@@ -364,14 +367,19 @@ impl VerifyingLoad {
                 let judged = self.history.check(block, data, self.settings.atomicity);
                 self.progress.reads.fetch_add(1, Ordering::Relaxed);
                 self.progress.mismatches.fetch_add(u64::from(judged.is_err()), Ordering::Relaxed);
-                self.found.count(judged);
+                if judged.is_ok() {
+                    self.history.note(block, Step::Seen, self.history.versions_of(block).0);
+                }
+                self.found.count_with(judged, || self.history.describe(block));
             }
             (0, _, _) => {
                 self.history.acknowledge(block, version);
+                self.history.note(block, Step::Acknowledged, version);
                 self.progress.acknowledged.fetch_add(1, Ordering::Relaxed);
             }
             (ESHUTDOWN, IoKind::Read, _) => self.again.push_back(block),
             (ESHUTDOWN, IoKind::Write, _) => {
+                self.history.note(block, Step::Abandoned, version);
                 self.progress.unknown.fetch_add(1, Ordering::Relaxed);
             }
             _ => {
@@ -391,6 +399,7 @@ impl VerifyingLoad {
             if version == 0 {
                 self.again.push_back(block);
             } else {
+                self.history.note(block, Step::Abandoned, version);
                 self.progress.unknown.fetch_add(1, Ordering::Relaxed);
             }
         }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::history::{History, Initial, Versions};
 use super::layout::Layout;
+use super::trail::Trail;
 use crate::workload::Span;
 
 const MAGIC: [u8; 8] = *b"WEIRHIST";
@@ -108,7 +109,7 @@ impl History {
         if !input.0.is_empty() {
             return Err("has bytes left over");
         }
-        Ok(History { layout, run, initial, versions })
+        Ok(History { layout, run, initial, versions, trail: Trail::default() })
     }
 }
 

@@ -6,6 +6,7 @@ use weir_block::size::Size;
 
 use super::layout::Layout;
 use super::stamp::{SECTOR, Sector, read_sector, stamp, sum_of_bodies};
+use super::trail::{Step, Trail};
 
 /// The content of blocks before their first write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,6 +141,7 @@ pub struct History {
     pub(super) run: u64,
     pub(super) initial: Initial,
     pub(super) versions: Vec<Versions>,
+    pub(super) trail: Trail,
 }
 
 impl History {
@@ -147,7 +149,7 @@ impl History {
     #[must_use]
     pub fn new(layout: Layout, run: u64, initial: Initial) -> History {
         let versions = vec![Versions::default(); layout.blocks() as usize];
-        History { layout, run, initial, versions }
+        History { layout, run, initial, versions, trail: Trail::default() }
     }
 
     /// The blocks.
@@ -190,6 +192,16 @@ impl History {
         let oldest = self.judge(block, data, atomicity)?;
         self.acknowledge(block, oldest);
         Ok(())
+    }
+
+    /// Notes what has happened to a version of `block`, for [`History::describe`].
+    pub(crate) fn note(&mut self, block: u64, step: Step, version: u32) {
+        self.trail.note(block, step, version);
+    }
+
+    /// What has been noted of `block` last, in words.
+    pub(crate) fn describe(&self, block: u64) -> String {
+        self.trail.describe(block)
     }
 
     /// Whether `block` was ever written, as far as this history knows.

@@ -15,9 +15,11 @@ mod history;
 mod layout;
 mod record;
 mod stamp;
+mod trail;
 
 pub use file::HistoryError;
 pub use history::{Atomicity, Fault, History, Initial, Mismatch};
 pub use layout::{Layout, LayoutError};
 pub use record::Record;
 pub use stamp::{Sector, read_sector, stamp};
+pub(crate) use trail::Step;

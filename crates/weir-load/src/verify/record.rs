@@ -27,6 +27,7 @@ use rustix::mm::{MapFlags, ProtFlags};
 use super::file::HistoryError;
 use super::history::{History, Initial, Versions};
 use super::layout::Layout;
+use super::trail::Trail;
 use crate::workload::Span;
 
 const MAGIC: [u8; 8] = *b"WEIRLIVE";
@@ -174,7 +175,7 @@ fn decode(bytes: &[u8]) -> Result<History, &'static str> {
     };
     let versions = table.iter().map(entry).collect::<Option<Vec<Versions>>>();
     let versions = versions.ok_or("is damaged (a version was acknowledged and never issued)")?;
-    Ok(History { layout, run: long(16), initial: Initial::Unknown, versions })
+    Ok(History { layout, run: long(16), initial: Initial::Unknown, versions, trail: Trail::default() })
 }
 
 #[cfg(test)]

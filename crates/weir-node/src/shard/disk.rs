@@ -32,6 +32,9 @@ use crate::units::count_are;
 /// Rounds of requests in one turn; then commands and events are looked at.
 const ROUNDS_PER_TURN: usize = 16;
 
+/// A release that takes longer is told: what was under way was with the kernel, or with the volume's coordinator, for so long.
+const SLOW_RELEASE: Duration = Duration::from_secs(1);
+
 /// Where a disk is in its life here.
 enum Life {
     Serving,
@@ -51,6 +54,8 @@ pub struct Disk {
     top: Box<dyn Top>,
     backing_id: OwnerId,
     life: Life,
+    /// When its release began, and what was under way then.
+    release_began: Option<(Nanos, usize)>,
     done: Vec<Completion>,
     load: Option<RunningLoad>,
     /// The load makes no requests while clients are held.
@@ -155,6 +160,7 @@ impl Disk {
             top: config.wrap.top(&open.disk, Metered::observed("accel", accel, DiskProfile::new())),
             backing_id,
             life: Life::Serving,
+            release_began: None,
             done: Vec::new(),
             load: None,
             holds_load: false,
@@ -531,6 +537,7 @@ impl Disk {
         self.holding = None;
         let held = self.accel().release(reactor);
         self.stop_load();
+        self.release_began = Some((Nanos::now(), self.top.in_flight()));
         let before = std::mem::replace(&mut self.life, Life::Releasing(vec![done]));
         if let Life::Closing(waiting) = before {
             for done in waiting {
@@ -577,7 +584,16 @@ impl Disk {
         match self.life {
             Life::Serving => {}
             Life::Closing(waiting) => waiting.into_iter().for_each(|done| answer(done, Ok(()))),
-            Life::Releasing(waiting) => waiting.into_iter().for_each(|done| answer(done, ())),
+            Life::Releasing(waiting) => {
+                if let Some((began, in_flight)) = self.release_began
+                    && let took = Nanos::now() - began
+                    && took >= SLOW_RELEASE
+                {
+                    let disk = &self.name;
+                    tracing::warn!(disk, ?took, in_flight, "I/O of a former owner ended late");
+                }
+                waiting.into_iter().for_each(|done| answer(done, ()));
+            }
         }
         store
     }
