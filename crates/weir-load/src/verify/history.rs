@@ -199,7 +199,7 @@ impl History {
         self.trail.note(block, step, version);
     }
 
-    /// What has been noted of `block` last, in words.
+    /// The last steps of `block`, in words.
     pub(crate) fn describe(&self, block: u64) -> String {
         self.trail.describe(block)
     }

@@ -5,6 +5,8 @@ use std::fmt::Write as _;
 
 /// Steps that are kept of a block.
 const KEPT: usize = 12;
+/// Most blocks with steps, the first ones that are used: some 20 MiB, however large the disk is.
+const MOST: usize = 64 << 10;
 
 /// Something that has happened to a version of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +32,7 @@ impl Step {
     }
 }
 
-/// Of all blocks of a history that were used since its load began. It is in memory alone, and not part of what a history says.
+/// Of the blocks of a history that were used since its load began. It is in memory alone, and not part of what a history says.
 #[derive(Clone, Debug, Default)]
 pub struct Trail {
     of: HashMap<u64, VecDeque<(u64, Step, u32)>>,
@@ -55,6 +57,9 @@ impl Trail {
     }
 
     fn note_at(&mut self, unix_ms: u64, block: u64, step: Step, version: u32) {
+        if self.of.len() == MOST && !self.of.contains_key(&block) {
+            return;
+        }
         let steps = self.of.entry(block).or_default();
         if steps.len() == KEPT {
             steps.pop_front();
@@ -101,5 +106,7 @@ mod tests {
         assert_eq!(text.matches(',').count(), KEPT - 1);
         assert!(text.starts_with("00:00:00.000 acknowledged 148") && text.ends_with(" 159"), "{text}");
         assert_eq!(trail, Trail::default());
+        (0..2 * MOST as u64).for_each(|block| trail.note_at(0, block, Step::Sent, 1));
+        assert_eq!((trail.of.len(), trail.describe(2 * MOST as u64 - 1).as_str()), (MOST, ""));
     }
 }

@@ -32,7 +32,7 @@ use crate::units::count_are;
 /// Rounds of requests in one turn; then commands and events are looked at.
 const ROUNDS_PER_TURN: usize = 16;
 
-/// A release that takes longer is told: what was under way was with the kernel, or with the volume's coordinator, for so long.
+/// The shard logs a release that takes longer: the kernel has kept I/O of this node for so long.
 const SLOW_RELEASE: Duration = Duration::from_secs(1);
 
 /// Where a disk is in its life here.

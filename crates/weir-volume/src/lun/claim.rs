@@ -113,8 +113,8 @@ pub enum Event<N> {
     /// The answer to [`Effect::Unmount`]: the filesystem is not mounted here, and neither anything of it nor block I/O that this process did
     /// for other nodes is on its way to the LUN.
     Unmounted,
-    /// The LUN has not answered this process for long, which is repeated for as long as that holds; or an unmount lasts for long, which is told
-    /// once. Nobody knows when it ends.
+    /// The LUN does not answer this process, or an unmount does not end, and nobody knows for how long. The shell repeats the first for as
+    /// long as it holds, and reports the second once.
     Stuck,
     /// The LUN refuses this node's I/O: another node has fenced it.
     Lost {

@@ -307,7 +307,8 @@ impl Shell {
         self.is_unmount_slow() || is_silent && may_give_up
     }
 
-    /// Whether an unmount has lasted for long by now, beside this process's own work on files, for which it waits. It is told once.
+    /// Whether an unmount has lasted for long by now, beside this process's own work on files, for which it waits.
+    /// Reports it once.
     fn is_unmount_slow(&mut self) -> bool {
         let now = Nanos::now();
         let is_going = self.phase() == Phase::Draining;
