@@ -62,6 +62,41 @@ fn an_idle_coordinator_whose_filesystem_shuts_down_gives_the_volume_back() {
     }
 }
 
+/// What its coordinator cannot do any more, the next one can: nobody is told that the storage is broken.
+#[test]
+fn whoever_makes_a_disk_while_the_filesystem_shuts_down_is_told_to_try_again() {
+    for format in ["xfs", "ext4"] {
+        let _turn = alone();
+        let pool = LunBench::up(3, format, "write-through", |_| {});
+        let coordinator = pool.coordinator();
+        let client = pool.bench.lab.client(&coordinator).unwrap().patience(SOON);
+        let mut refusals = Vec::new();
+        for round in 0..3 {
+            let (coordinator, name) = (pool.coordinator(), format!("new{round}"));
+            assert!(pool.shut_down(&coordinator));
+            let since = Nanos::now();
+            let made = loop {
+                match client.create_disk(&disk(&name)) {
+                    Ok(made) => break made,
+                    Err(error) => refusals.push(error),
+                }
+                assert!(Nanos::now() - since < SOON, "{refusals:#?}{}", pool.bench.logs());
+                std::thread::sleep(Duration::from_millis(20));
+            };
+            assert_eq!(made.name, name);
+            eprintln!("{format}: made after {:?}", Nanos::now() - since);
+        }
+        for refusal in &refusals {
+            assert_eq!(refusal.kind, ApiErrorKind::Unavailable, "{refusals:#?}");
+        }
+        let told = |words: &str| refusals.iter().any(|refusal| refusal.message.contains(words));
+        assert!(told("has failed on this node, and another node takes it over"), "{refusals:#?}");
+        let export = Export::default();
+        let uri = client.export("new0", &export).unwrap().uris[0].clone();
+        assert!(qemu_io(&uri, "write -P 7 0 1M").status.success());
+    }
+}
+
 /// Its filesystem has nothing to write, and so does not notice.
 #[test]
 fn an_idle_coordinator_without_a_path_gives_the_volume_back_to_one_that_has_one() {

@@ -74,6 +74,12 @@ pub trait DiskFiles: Files + Send + Sync {
     /// # Errors
     /// The system's.
     fn space(&self) -> Result<Space, VolumeError>;
+
+    /// The error of an operation on its files, or [`VolumeError::FilesystemFailed`] if the filesystem as a whole is the reason and another
+    /// node can do what this one cannot.
+    fn judge(&self, error: VolumeError) -> VolumeError {
+        error
+    }
 }
 
 /// A filesystem, in bytes.
@@ -296,6 +302,17 @@ impl DiskFiles for LunVolume {
     fn space(&self) -> Result<Space, VolumeError> {
         let failed = |error| as_volume_error("measuring", self.0.lun().to_owned(), error);
         self.0.statvfs().map(Space::from).map_err(failed)
+    }
+
+    fn judge(&self, error: VolumeError) -> VolumeError {
+        match error {
+            VolumeError::Io { what, path, source } | VolumeError::Permission { what, path, source }
+                if self.0.has_failed(&source) =>
+            {
+                VolumeError::FilesystemFailed { what, path, source }
+            }
+            error => error,
+        }
     }
 }
 

@@ -146,6 +146,19 @@ pub enum VolumeError {
     /// A copy of a disk's file was not ended, because this node stops, or does not coordinate the disk's volume any more.
     #[error("copying {} was stopped: this node stops, or does not coordinate its volume any more", .0.display())]
     Stopped(PathBuf),
+    /// The filesystem of a LUN has shut down on its coordinator, which may be fenced, or does not reach the LUN any more.
+    #[error(
+        "{what} {}: {source}; the filesystem of this volume has failed on this node, and another node takes it over",
+        .path.display()
+    )]
+    FilesystemFailed {
+        /// The operation, as in "opening".
+        what: &'static str,
+        /// The file or device.
+        path: PathBuf,
+        /// The kernel's error.
+        source: io::Error,
+    },
     /// The NBD server that a volume or a disk is on.
     #[error(transparent)]
     Nbd(#[from] NbdTrouble),

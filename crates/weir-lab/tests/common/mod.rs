@@ -24,7 +24,7 @@ use weir_load::verifying::{Locate, Settings, VerifyingLoad};
 use weir_load::workload::Span;
 use weir_load::{Access, Workload};
 use weir_nbd::Uri;
-use weir_node::api::{CreateDisk, CreateVolume, DiskView, Export, Medium, RunLoad};
+use weir_node::api::{ApiError, ApiErrorKind, CreateDisk, CreateVolume, DiskView, Export, Medium, RunLoad};
 use weir_node::client::Client;
 use weir_node::shard::messages::LoadLayer;
 
@@ -161,8 +161,8 @@ impl Bench {
             medium: self.medium,
             limit: None,
         };
-        client.create_disk(&wanted).unwrap();
-        client.export(disk, &Export::default()).unwrap().uris[0].parse().unwrap()
+        available(|| client.create_disk(&wanted));
+        available(|| client.export(disk, &Export::default())).uris[0].parse().unwrap()
     }
 
     /// The disk as its owner shows it; the latest one, when a former owner does not know yet.
@@ -280,6 +280,19 @@ impl Bench {
 pub fn new_history(run: u64) -> History {
     let layout = Layout::uniform(Span { offset: 0, length: SIZE }, BLOCK).unwrap();
     History::new(layout, run, Initial::Zeroes)
+}
+
+/// Asks again while the answer is that somebody else is to do it, or that it is to be tried again.
+fn available<T>(ask: impl Fn() -> Result<T, ApiError>) -> T {
+    let deadline = Nanos::now() + SOON;
+    loop {
+        match ask() {
+            Err(error) if error.kind == ApiErrorKind::Unavailable && Nanos::now() < deadline => {
+                thread::sleep(Duration::from_millis(50));
+            }
+            answer => return answer.unwrap(),
+        }
+    }
 }
 
 /// Runs the load in a thread of its own during `fault`, and for `afterwards` longer. Returns the load and what `fault` returned.

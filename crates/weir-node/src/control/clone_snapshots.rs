@@ -5,7 +5,6 @@ use weir_cluster::records::{NodeRef, VolumeRecord};
 use weir_volume::snapshot::{self, Snapshot};
 
 use super::Node;
-use super::node::blocking;
 use super::provisioning::{Files, LEFTOVER_REMOVED};
 
 /// Before the numbers of the maker and of the clone, in sixteen digits each.
@@ -35,7 +34,7 @@ pub async fn remove_left(
 ) {
     let files = || Files::of(node, volume.clone());
     let (look, of) = (files(), disk.clone());
-    let found = match blocking(move || snapshot::list(&*look.open()?, of.as_deref())).await {
+    let found = match look.with(move |files| snapshot::list(&**files, of.as_deref())).await {
         Ok(found) => found,
         Err(error) => {
             return tracing::warn!(volume = volume.name, %error, "snapshots of clones may be left");
@@ -44,7 +43,7 @@ pub async fn remove_left(
     for Snapshot { disk, name, .. } in found.into_iter().filter(|one| is_one(&one.name) && is_left(&one.name))
     {
         let (files, of, its) = (files(), disk.clone(), name.clone());
-        match blocking(move || snapshot::remove(&*files.open()?, &of, &its)).await {
+        match files.with(move |files| snapshot::remove(&**files, &of, &its)).await {
             Ok(()) => {
                 let text = format!("{disk}@{name} was left by a process that ended while it made a clone");
                 node.journal.tell(LEFTOVER_REMOVED, &disk, text);

@@ -233,6 +233,9 @@ pub fn volume_error(error: VolumeError) -> ApiError {
         VolumeError::Nbd(NbdTrouble::Server(error)) if error.is_unreachable() => ApiErrorKind::Unavailable,
         VolumeError::Nbd(_) => ApiErrorKind::Refused,
         VolumeError::Stopped(_) => ApiErrorKind::Unavailable,
+        VolumeError::FilesystemFailed { .. } | VolumeError::NotCoordinator(_) => {
+            return ApiError::new(ApiErrorKind::Unavailable, error.to_string()).hint("try again");
+        }
         _ => ApiErrorKind::Failed,
     };
     ApiError::new(kind, error.to_string())

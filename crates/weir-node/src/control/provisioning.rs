@@ -85,14 +85,33 @@ impl Files {
         Files::Lun(volume.name, mounted.map(|(_, mounted)| LunVolume(mounted)))
     }
 
-    /// Blocks.
+    /// Does `work`, which blocks, on a thread.
     ///
     /// # Errors
-    /// The directory is not the volume; or this node does not coordinate it.
-    pub(crate) fn open(&self) -> Result<Box<dyn DiskFiles>, VolumeError> {
+    /// As [`Files::run`].
+    pub(crate) async fn with<T: Send + 'static>(
+        self,
+        work: impl FnOnce(&Arc<dyn DiskFiles>) -> Result<T, VolumeError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        blocking(move || self.run(work)).await
+    }
+
+    /// Does `work`. Blocks.
+    ///
+    /// # Errors
+    /// Those of `work`, judged ([`DiskFiles::judge`]); the directory is not the volume; or this node does not coordinate it.
+    pub(crate) fn run<T>(
+        &self,
+        work: impl FnOnce(&Arc<dyn DiskFiles>) -> Result<T, VolumeError>,
+    ) -> Result<T, VolumeError> {
+        let files = self.open()?;
+        work(&files).map_err(|error| files.judge(error))
+    }
+
+    fn open(&self) -> Result<Arc<dyn DiskFiles>, VolumeError> {
         match self {
-            Files::Dir(volume) => Ok(Box::new(DirVolume::open_as(&volume.path, volume.id)?)),
-            Files::Lun(_, Some(volume)) => Ok(Box::new(volume.clone())),
+            Files::Dir(volume) => Ok(Arc::new(DirVolume::open_as(&volume.path, volume.id)?)),
+            Files::Lun(_, Some(volume)) => Ok(Arc::new(volume.clone())),
             Files::Lun(name, None) => Err(VolumeError::NotCoordinator(name.clone())),
             Files::None(name) => Err(VolumeError::NoFiles(name.clone())),
         }
@@ -146,16 +165,16 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord, origin: Origin) -> Res
         finish_others(node, &name).await?;
         // A file that is not ours must not stand under our note at any time.
         let (files, file) = (Files::of(node, volume.clone()), name.clone());
-        blocking(move || {
-            let files = files.open()?;
-            files.check_free(&file)?;
-            // Of an earlier disk of this name: they would count as the new one's.
-            match snapshot::list(&*files, Some(&file))?.first() {
-                None => Ok(()),
-                Some(one) => Err(VolumeError::SnapshotsLeft { disk: file, snapshot: one.name.clone() }),
-            }
-        })
-        .await?;
+        files
+            .with(move |files| {
+                files.check_free(&file)?;
+                // Of an earlier disk of this name: they would count as the new one's.
+                match snapshot::list(&**files, Some(&file))?.first() {
+                    None => Ok(()),
+                    Some(one) => Err(VolumeError::SnapshotsLeft { disk: file, snapshot: one.name.clone() }),
+                }
+            })
+            .await?;
         let before = in_volume(&entry).absent(disk.clone());
         match Note::write(node, record, Step::Making, ("", clone), before).await {
             Ok(note) => break (note, volume),
@@ -167,13 +186,10 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord, origin: Origin) -> Res
         }
     };
     let (files, file) = (Files::of(node, volume), name.clone());
-    let made = blocking(move || {
-        let files = files.open()?;
-        match &origin {
-            Origin::Empty | Origin::Image { .. } => files.create_disk(&file, size),
-            Origin::Snapshot { disk, snapshot } => {
-                snapshot::clone_disk(&*files, (disk, snapshot), &file, size, clone)
-            }
+    let made = files.with(move |files| match &origin {
+        Origin::Empty | Origin::Image { .. } => files.create_disk(&file, size),
+        Origin::Snapshot { disk, snapshot } => {
+            snapshot::clone_disk(&**files, (disk, snapshot), &file, size, clone)
         }
     });
     if let Err(error) = made.await {
@@ -328,7 +344,7 @@ async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str
     let is_others = matches!(files, Files::Lun(_, None));
     if !is_others {
         // Without the mount, no file would be found, and none removed.
-        let snapshots = blocking(move || snapshot::list(&*files.open()?, Some(&name))).await?;
+        let snapshots = files.with(move |files| snapshot::list(&**files, Some(&name))).await?;
         let names: Vec<String> = snapshots.into_iter().map(|one| one.name).collect();
         check_no_snapshots(&record.name, &names)?;
     }
@@ -551,7 +567,7 @@ async fn take_over(node: &Node, entry: &Entry) -> Result<PathBuf, ApiError> {
         let message = format!("volume {} has not answered an earlier request yet", record.volume);
         return wait(message);
     };
-    blocking(move || files.open().map(drop)).await?;
+    files.with(|_| Ok(())).await?;
     let replaces = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision);
     match Note::put(node, record, replaces).await {
         Ok(note) => {
@@ -630,20 +646,19 @@ impl<'a> Note<'a> {
             return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
         }
         let (name, step, clone) = (self.record.disk.clone(), self.record.step, self.record.clone);
-        let removed = blocking(move || {
-            let volume = files.open()?;
-            let path = volume.disk_path(&name)?;
+        let removed = files.with(move |files| {
+            let path = files.disk_path(&name)?;
             let snapshots = match step {
                 Step::Making => {
-                    delete_unwritten(&*volume, &name, clone)?;
+                    delete_unwritten(&**files, &name, clone)?;
                     Vec::new()
                 }
                 Step::Removing => {
-                    snapshot::remove_unfinished(&*volume, &name)?;
+                    snapshot::remove_unfinished(&**files, &name)?;
                     // There was none when the deletion was decided. Without their disk, nobody could list or delete them, and they would
                     // keep its name from the next one.
-                    let snapshots = snapshot::remove_all(&*volume, &name)?;
-                    volume.delete_if_there(&name)?;
+                    let snapshots = snapshot::remove_all(&**files, &name)?;
+                    files.delete_if_there(&name)?;
                     snapshots
                 }
             };

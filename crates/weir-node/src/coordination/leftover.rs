@@ -12,7 +12,6 @@ use weir_volume::snapshot::{self, Interrupted};
 
 use crate::control::Node;
 use crate::control::clone_snapshots;
-use crate::control::node::blocking;
 use crate::control::provisioning::{Files, LEFTOVER_REMOVED};
 use crate::error::{ApiError, COMPACTION_INTERRUPTED, compaction_interrupted};
 
@@ -34,7 +33,7 @@ pub async fn remove(node: Arc<Node>, volume: String, epoch: u64) {
 async fn try_remove(node: &Node, volume: &str) -> Result<(), ApiError> {
     let record = node.volume(volume).await?;
     let files = Files::of(node, record.clone());
-    for one in blocking(move || snapshot::interrupted(&*files.open()?)).await? {
+    for one in files.with(|files| snapshot::interrupted(&**files)).await? {
         drop_interrupted(node, &record, one).await;
     }
     let is_left = |name: &str| !node.intents.is_being_cloned(name);
@@ -46,7 +45,7 @@ async fn drop_interrupted(node: &Node, volume: &VolumeRecord, one: Interrupted) 
     // Whoever has the disk in hand here has begun since, and has removed what was left.
     let Some(_step) = node.intents.begin(&one.disk) else { return };
     let (files, of) = (Files::of(node, volume.clone()), one.disk.clone());
-    let removed = blocking(move || snapshot::remove_unfinished(&*files.open()?, &of)).await;
+    let removed = files.with(move |files| snapshot::remove_unfinished(&**files, &of)).await;
     let disk = &one.disk;
     match (&removed, one.is_copy) {
         (Err(error), _) => tracing::warn!(disk, %error, "what was unfinished of a disk is left"),

@@ -3,7 +3,8 @@
 //! Every node decides for itself: the registry's compare-and-swap lets one claim through. To keep nodes from claiming in vain, they come
 //! one after the other, in an order that differs from volume to volume, so that the coordinators are spread. A node that has no path to the LUN
 //! is passed over after its time. A node that has claimed the volume, and then cannot fence or mount, gives it up, and is the last one from
-//! then on: without that, the first in the order would claim again at once, and no other node would get its turn.
+//! then on: without that, the first in the order would claim again at once, and no other node would get its turn. The others see that in the
+//! record, and do not wait for it.
 //!
 //! A coordinator that is drained, or whose volume an operator moves, gives the volume up: it unmounts, and then leaves the record. Nobody
 //! claims before that, or the claim would have to fence a node that is about to be done. Both waits, for the coordinator and for the node that
@@ -48,6 +49,10 @@ pub struct Turn {
     leaves_since: Option<Nanos>,
     /// This process has claimed the volume, and has not been able to serve it: other nodes come first.
     is_last: bool,
+    /// Other processes of which the record has shown that: they live, and do not coordinate the volume any more.
+    gave_up: BTreeSet<NodeRef>,
+    /// The coordinator, by the last record.
+    coordinator: Option<NodeRef>,
     /// It leaves the record, which may name it still.
     leaves: bool,
 }
@@ -73,10 +78,11 @@ impl Turn {
         }
         let serves = |process: &&NodeRef| live.contains(*process) && !barred.contains(&process.node);
         let next = record.and_then(|record| record.next.as_ref()).filter(serves);
+        self.follow(coordinator, |one| serves(&one) && next.is_none());
         let stays = |one: &&NodeRef| next.is_none_or(|next| next == *one);
         if let Some(coordinator) = coordinator.filter(serves).filter(stays) {
             // That one may fail as this one did.
-            *self = Turn { is_last: self.is_last, ..Turn::default() };
+            (self.vacant_since, self.leaves_since, self.leaves) = (None, None, false);
             return coordinator == *me;
         }
         if coordinator == Some(me) || barred.contains(&me.node) {
@@ -91,21 +97,35 @@ impl Turn {
         let since = *self.vacant_since.get_or_insert(now);
         let wait = match next {
             Some(next) if next == *me => Duration::ZERO,
-            Some(_) => PREFERRED + EACH * rank(situation, self.is_last),
-            None => EACH * rank(situation, self.is_last),
+            Some(_) => PREFERRED + EACH * self.rank(situation),
+            None => EACH * self.rank(situation),
         };
         now >= since + wait
     }
-}
 
-/// Nodes whose turn comes before this one's. One that is the last comes after all others, also after that of them which comes last.
-fn rank(situation: &Situation<'_>, is_last: bool) -> u32 {
-    let own = weight(situation.volume, &situation.me.node);
-    let others = situation.live.iter().filter(|one| !situation.barred.contains(&one.node));
-    let others = others.filter(|one| one.node != situation.me.node);
-    match is_last {
-        true => Some(others.count()).filter(|others| *others > 0).map_or(0, |others| others as u32 + 1),
-        false => others.filter(|one| weight(situation.volume, &one.node) < own).count() as u32,
+    /// Whoever does not coordinate the volume any more, although it `could`, has given it up.
+    fn follow(&mut self, coordinator: Option<&NodeRef>, could: impl Fn(&NodeRef) -> bool) {
+        if self.coordinator.as_ref() != coordinator {
+            let former = std::mem::replace(&mut self.coordinator, coordinator.cloned());
+            self.gave_up.extend(former);
+        }
+        self.gave_up.retain(|one| could(one) && Some(one) != coordinator);
+    }
+
+    /// Nodes whose turn comes before this one's. Those that have given the volume up come after all others, also after that of them which comes
+    /// last: not everybody has seen all of it.
+    fn rank(&self, situation: &Situation<'_>) -> u32 {
+        let own = weight(situation.volume, &situation.me.node);
+        let others = situation.live.iter().filter(|one| !situation.barred.contains(&one.node));
+        let others = others.filter(|one| one.node != situation.me.node);
+        let (gave_up, fresh): (Vec<_>, Vec<_>) = others.partition(|one| self.gave_up.contains(*one));
+        let before = |one: &&&NodeRef| weight(situation.volume, &one.node) < own;
+        let before = match (self.is_last, gave_up.len() + fresh.len()) {
+            (true, 0) => 0,
+            (true, _) => fresh.len() + gave_up.iter().filter(before).count() + 1,
+            (false, _) => fresh.iter().filter(before).count(),
+        };
+        before as u32
     }
 }
 
@@ -230,6 +250,37 @@ mod tests {
         assert_eq!(first, [7, 10]);
     }
 
+    /// The LUN refuses one coordinator after the other.
+    #[test]
+    fn nobody_waits_for_those_that_have_given_the_volume_up() {
+        let live: BTreeSet<NodeRef> = ["a", "b", "c"].map(process).into();
+        let barred = BTreeSet::new();
+        let is_mine = |turn: &mut Turn, me: &NodeRef, record: &CoordinatorRecord, second: u64| {
+            let record = Some(record);
+            let situation = Situation { volume: 7, record, me, live: &live, barred: &barred, stops: false };
+            turn.is_mine(&situation, Nanos(second * 1_000_000_000))
+        };
+        let mut nodes: Vec<(NodeRef, Turn)> = live.iter().map(|me| (me.clone(), Turn::default())).collect();
+        let nobody = record(None);
+        let mut tried = BTreeSet::new();
+        for second in 0..3 {
+            let is_turn = |(me, turn): &mut (NodeRef, Turn)| is_mine(turn, me, &nobody, second);
+            let mine: Vec<bool> = nodes.iter_mut().map(is_turn).collect();
+            assert_eq!(mine.iter().filter(|mine| **mine).count(), 1, "{second}: {mine:?}");
+            let first = mine.iter().position(|mine| *mine).unwrap();
+            let claimed = record(Some(&nodes[first].0.node));
+            for (me, turn) in &mut nodes {
+                is_mine(turn, me, &claimed, second);
+            }
+            nodes[first].1.gave_up();
+            tried.insert(first);
+        }
+        assert_eq!(tried.len(), live.len());
+        let waits = |(me, turn): &mut (NodeRef, Turn)| (3..60).find(|at| is_mine(turn, me, &nobody, *at));
+        let waits: BTreeSet<Option<u64>> = nodes.iter_mut().map(waits).collect();
+        assert_eq!(waits, [6, 9, 12].map(Some).into(), "not at once, when all have");
+    }
+
     /// The first in the order can claim, and cannot mount.
     #[test]
     fn a_node_that_gives_the_volume_up_lets_every_other_one_try_first() {
@@ -255,7 +306,7 @@ mod tests {
         let theirs = record(Some(&other.node));
         assert!(!turn.is_mine(&situation(first, Some(&theirs)), second(15)));
         let next = (16..60).find(|at| turn.is_mine(&situation(first, Some(&nobody)), second(*at)));
-        assert_eq!(next, Some(25));
+        assert_eq!(next, Some(22), "after the third one: that one has given it up, too");
         // It has claimed again, and may go on with that; it serves, and its next end is none of those.
         assert!(turn.is_mine(&situation(first, Some(&claimed)), second(26)));
         assert!(turn.is_mine(&situation(first, Some(&claimed)), second(27)));

@@ -24,7 +24,6 @@ use crate::api::{
 use crate::client::{LAYOUT, ROLLBACK};
 use crate::control::compactions::Compaction;
 use crate::control::disk::{NewContent, Request};
-use crate::control::node::blocking;
 use crate::control::provisioning::Files;
 use crate::shard::barrier::HELD;
 use crate::units::about;
@@ -64,7 +63,7 @@ impl Operations {
         };
         let file = file.map_err(crate::control::node::volume_error)?;
         let files = Files::of(&self.node, volume);
-        let found = self.bounded(blocking(move || look(&*files.open()?, &file))).await;
+        let found = self.bounded(files.with(move |files| look(&**files, &file))).await;
         let found = found.map_err(|error| match (&wanted.snapshot, error.kind) {
             (Some(snapshot), ApiErrorKind::NotFound) => no_snapshot(disk, snapshot),
             _ => error,
@@ -214,10 +213,9 @@ impl Operations {
         let disk = record.name.clone();
         let files = Files::of(&self.node, self.node.volume(&record.volume).await?);
         let Some(_step) = self.node.intents.begin(&disk) else { return Err(is_busy(&disk)) };
-        let look = blocking(move || {
-            let files = files.open()?;
-            snapshot::remove_unfinished(&*files, &disk)?;
-            Ok((look(&*files, &DirVolume::file_of(&disk)?)?, files.space()?))
+        let look = files.with(move |files| {
+            snapshot::remove_unfinished(&**files, &disk)?;
+            Ok((look(&**files, &DirVolume::file_of(&disk)?)?, files.space()?))
         });
         let (found, space) = self.bounded(look).await?;
         let Some(found) = found else {

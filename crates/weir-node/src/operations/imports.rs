@@ -1,6 +1,7 @@
 //! Disks that an import fills. Until it says that it has written everything, the disk is nobody else's: an import that is cut off, with its client
 //! or with the disk's owner, would else leave a disk that looks whole.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use weir_cluster::records::{DiskRecord, keys};
@@ -119,10 +120,9 @@ impl Operations {
         }
         let of = self.node.volume(volume).await?;
         let files = Files::of(&self.node, of);
-        let opened = blocking(move || {
-            let files = files.open()?;
+        let opened = files.with(move |files| {
             let (path, file) = (files.path(&file), files.open(&file)?);
-            Ok((files, path, file))
+            Ok((Arc::clone(files), path, file))
         });
         let (files, path, file) = opened.await?;
         // Only now: another node may have deleted the disk in a directory, and somebody have made another one. This file is not that one's.
@@ -131,11 +131,14 @@ impl Operations {
         check_fill(&now, from)?;
         let (size, name) = (now.size, name.clone());
         let filled = blocking(move || {
-            let end = match files.fill(&file, &path, from..size, FILL) {
-                Err(VolumeError::NoSpace(_)) => None,
-                end => Some(end?),
+            let fill = || {
+                let end = match files.fill(&file, &path, from..size, FILL) {
+                    Err(VolumeError::NoSpace(_)) => None,
+                    end => Some(end?),
+                };
+                Ok((end, files.allocated(&name)?, files.space()?.available))
             };
-            Ok((end, files.allocated(&name)?, files.space()?.available))
+            fill().map_err(|error| files.judge(error))
         });
         let (end, allocated, available) = filled.await?;
         let needed = size.saturating_sub(allocated);
@@ -146,11 +149,8 @@ impl Operations {
     async fn leaves_room(&self, record: &DiskRecord) -> Answer<()> {
         let (files, name) =
             (Files::of(&self.node, self.node.volume(&record.volume).await?), record.name.clone());
-        let look = move || {
-            let files = files.open()?;
-            Ok((files.space()?, files.allocated(&name)?))
-        };
-        let (space, allocated) = self.bounded(blocking(look)).await?;
+        let look = files.with(move |files| Ok((files.space()?, files.allocated(&name)?)));
+        let (space, allocated) = self.bounded(look).await?;
         let left_free = LEFT_FREE.1.max(space.size / LEFT_FREE.0);
         let needed = record.size.saturating_sub(allocated) + left_free;
         match needed <= space.available {
@@ -161,7 +161,7 @@ impl Operations {
 
     async fn check_space(&self, disk: &CreateDisk, needed: u64) -> Answer<()> {
         let files = Files::of(&self.node, self.node.volume(&disk.volume).await?);
-        let space = self.bounded(blocking(move || files.open()?.space())).await?;
+        let space = self.bounded(files.with(|files| files.space())).await?;
         if needed <= space.available {
             return Ok(());
         }

@@ -45,7 +45,7 @@ use crate::client::{self, At, Other};
 use crate::control::change::{ChangeError, read};
 use crate::control::decide::is_live;
 use crate::control::disk::{Request, Why};
-use crate::control::node::{blocking, random, unavailable};
+use crate::control::node::{random, unavailable};
 use crate::control::provisioning::{Files, Origin, to_its_end};
 use crate::control::{Node, Tasks, lun_disks, provisioning};
 use crate::timestamps::rfc3339;
@@ -478,7 +478,7 @@ impl Operations {
         let files = Files::of(&node, node.volume(&record.volume).await?);
         self.bounded(to_its_end(async move {
             let name = record.name.clone();
-            let grow = blocking(move || files.open()?.lengthen(&name, size));
+            let grow = files.with(move |files| files.lengthen(&name, size));
             lun_disks::lengthen(&node, (&record.volume, &record.name), size, grow).await
         }))
         .await?;

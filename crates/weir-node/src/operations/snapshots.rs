@@ -59,7 +59,7 @@ impl Operations {
     async fn listed_snapshots(&self, record: &DiskRecord) -> Answer<Vec<Snapshot>> {
         let (files, disk) =
             (Files::of(&self.node, self.node.volume(&record.volume).await?), record.name.clone());
-        blocking(move || snapshot::list(&*files.open()?, Some(&disk))).await
+        files.with(move |files| snapshot::list(&**files, Some(&disk))).await
     }
 
     /// Makes a snapshot of a disk, in use or not, and of others of its volume at the same point in time.
@@ -155,17 +155,17 @@ impl Operations {
         }
         let Some(gone) = gone else { return Ok(()) };
         let (files, made) = (Files::of(&self.node, volume.clone()), made.to_vec());
-        blocking(move || {
-            let files = files.open()?;
-            let remove = |one: &Snapshot| match snapshot::remove(&*files, &one.disk, &one.name) {
-                // Its disk's deletion has removed it.
-                Err(VolumeError::NotFound(_)) => Ok(()),
-                removed => removed,
-            };
-            let removed: Vec<Result<(), VolumeError>> = made.iter().map(remove).collect();
-            removed.into_iter().collect::<Result<(), VolumeError>>()
-        })
-        .await?;
+        files
+            .with(move |files| {
+                let remove = |one: &Snapshot| match snapshot::remove(&**files, &one.disk, &one.name) {
+                    // Its disk's deletion has removed it.
+                    Err(VolumeError::NotFound(_)) => Ok(()),
+                    removed => removed,
+                };
+                let removed: Vec<Result<(), VolumeError>> = made.iter().map(remove).collect();
+                removed.into_iter().collect::<Result<(), VolumeError>>()
+            })
+            .await?;
         Err(ApiError::new(ApiErrorKind::NotFound, format!("disk {gone} has been deleted meanwhile")))
     }
 
@@ -214,11 +214,10 @@ impl Operations {
     ) -> Answer<Vec<Snapshot>> {
         let (files, name) = (Files::of(&self.node, volume.clone()), name.to_owned());
         let disks: Vec<String> = records.iter().map(|record| record.name.clone()).collect();
-        let begun = blocking(move || {
+        let begun = files.with(move |files| {
+            let unfinished = begin_all(&**files, &disks, &name, number)?;
             // It is the filesystem as it is mounted now, and is not unmounted meanwhile.
-            let files: Arc<dyn DiskFiles> = Arc::from(files.open()?);
-            let unfinished = begin_all(&*files, &disks, &name, number)?;
-            Ok((files, unfinished))
+            Ok((Arc::clone(files), unfinished))
         });
         let begun = tokio::time::timeout(HELD, begun).await.unwrap_or_else(|_| {
             let message = format!("the volume's filesystem has not answered for {HELD:?}");
@@ -260,7 +259,7 @@ impl Operations {
             result = result.and(stood);
         }
         let done = blocking(move || match &result {
-            Ok(()) => finish_all(&*files, unfinished).map(Ok),
+            Ok(()) => finish_all(&*files, unfinished).map(Ok).map_err(|error| files.judge(error)),
             Err(error) => {
                 if let Err(left) = abandon_all(&*files, unfinished) {
                     tracing::warn!(%left, "the file of a snapshot that was not made is left");
@@ -442,11 +441,12 @@ impl Operations {
         let path = volume.path.join(&file);
         if volume.kind != VolumeKind::Lun {
             let files = Files::of(node, volume);
-            return blocking(move || {
-                let shared = snapshot::share(&files.open()?.open(&file)?, &copy);
-                shared.map_err(|error| snapshot::clone_error(path, error))
-            })
-            .await;
+            return files
+                .with(move |files| {
+                    let shared = snapshot::share(&files.open(&file)?, &copy);
+                    shared.map_err(|error| snapshot::clone_error(path, error))
+                })
+                .await;
         }
         if now.owner.is_none() {
             if !self.is_closed(record).await? {
@@ -482,7 +482,7 @@ impl Operations {
             let (files, name) =
                 (Files::of(&self.node, self.node.volume(&record.volume).await?), wanted.name.clone());
             let disk = disk.to_owned();
-            self.bounded(blocking(move || snapshot::remove(&*files.open()?, &disk, &name))).await?;
+            self.bounded(files.with(move |files| snapshot::remove(&**files, &disk, &name))).await?;
             self.node.coordinators.update(&record.volume, |state| state.deleted = Some(Nanos::now()));
             let text = format!("snapshot {}@{}", record.name, wanted.name);
             self.node.journal.tell("snapshot-deleted", &record.name, text);

@@ -61,9 +61,10 @@ impl Operations {
         };
         // On a thread, and not on a shard: the filesystem may take long for a file in many pieces.
         let looking = in_turn(&LOOKS, move || {
-            let files = files.open()?;
-            let usage = measure(&*files, &goes_on)?;
-            Ok((usage, files.space()?))
+            files.run(|files| {
+                let usage = measure(&**files, &goes_on)?;
+                Ok((usage, files.space()?))
+            })
         });
         let (usage, space) =
             tokio::time::timeout(LOOK + super::STORAGE, looking).await.unwrap_or_else(|_| {

@@ -21,7 +21,6 @@ use crate::api::{
 };
 use crate::client;
 use crate::control::decide::{Decision, Local, Situation, decide, is_live};
-use crate::control::node::blocking;
 use crate::control::provisioning::Files;
 use crate::members;
 use crate::shard::messages::DiskStatus;
@@ -212,7 +211,7 @@ impl Operations {
             let view: DiskView = Box::pin(asked).await.ok()?;
             return view.allocated;
         }
-        let look = blocking(move || files.open()?.allocated(&name));
+        let look = files.with(move |files| files.allocated(&name));
         tokio::time::timeout(STORAGE, look).await.ok()?.ok()
     }
 

@@ -70,7 +70,7 @@ impl DiskTask {
                 let mounted = coordinator.coordinators.get(&of).mounted;
                 !coordinator.here.is_stopping() && mounted.is_some_and(|(now, _)| now == epoch)
             };
-            let work = blocking(move || prepare(files.open()?.into(), &replaced, content, coordinates));
+            let work = files.with(move |files| prepare(Arc::clone(files), &replaced, content, coordinates));
             // The disk's last owner may count as one that has only lost its connection.
             match (volume_kind, is_copy) {
                 // To keep the present content shares the blocks of the disk's file. Whoever serves the disk knows them as blocks of that file
@@ -147,7 +147,7 @@ impl DiskTask {
                 return Err(ApiError::new(ApiErrorKind::Unavailable, message));
             };
             let (files, file) = (Files::Dir(volume.clone()), name.clone());
-            blocking(move || snapshot::remove_unfinished(&*files.open()?, &file)).await?;
+            files.with(move |files| snapshot::remove_unfinished(&**files, &file)).await?;
             Ok(Some((volume, name)))
         });
         if let Some((volume, name)) = self.storage(bar).await.map_err(|error| error.message)? {

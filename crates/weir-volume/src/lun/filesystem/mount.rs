@@ -10,6 +10,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use rustix::mount::{
     fsmount, fsopen,
 };
 
-use super::error::FilesystemError;
+use super::error::{FilesystemError, MAY_BE_OF_NODE, REFUSED};
 use super::extent_sizes::prepare_directory;
 use super::handle;
 use super::identify::{content, open_lun};
@@ -49,6 +50,8 @@ pub struct Mounted {
     told: Mutex<BTreeSet<String>>,
     /// Files of which it may have more than it shows, by their inodes.
     distrusted: Mutex<BTreeSet<u64>>,
+    /// Something has failed with it, and the next look of its coordinator is due.
+    is_suspect: AtomicBool,
 }
 
 impl Mounted {
@@ -79,8 +82,16 @@ impl Mounted {
         if superblock.kind == Kind::Xfs {
             prepare_directory(&root, lun)?;
         }
-        let (lun, told) = (lun.to_path_buf(), Mutex::default());
-        Ok(Mounted { root, _mount: mount, lun, identity, superblock, told, distrusted: Mutex::default() })
+        Ok(Mounted {
+            root,
+            _mount: mount,
+            lun: lun.to_path_buf(),
+            identity,
+            superblock,
+            told: Mutex::default(),
+            distrusted: Mutex::default(),
+            is_suspect: AtomicBool::new(false),
+        })
     }
 
     /// What it has of a file is not known, until it is mounted anew. Returns whether that is news.
@@ -271,6 +282,22 @@ impl Mounted {
         }
         rustix::fs::fsync(&self.root).map_err(system("sync the filesystem on"))?;
         self.read_lun()
+    }
+
+    /// Whether `error`, of an operation on a file in it, comes from the filesystem as a whole, which has shut down or does not reach its LUN.
+    /// Another node can do then what this one cannot. Blocks as [`Mounted::check`] does.
+    pub fn has_failed(&self, error: &io::Error) -> bool {
+        let may_be = |errno| MAY_BE_OF_NODE.contains(&errno) || REFUSED.contains(&errno);
+        let has_failed = error.raw_os_error().is_some_and(may_be) && self.check().is_err();
+        if has_failed {
+            self.is_suspect.store(true, Ordering::Relaxed);
+        }
+        has_failed
+    }
+
+    /// Whether something has failed with it since the last call: its coordinator looks at it at once.
+    pub(in crate::lun) fn take_suspicion(&self) -> bool {
+        self.is_suspect.swap(false, Ordering::Relaxed)
     }
 
     fn read_lun(&self) -> Result<(), FilesystemError> {

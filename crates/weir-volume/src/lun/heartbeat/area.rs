@@ -14,6 +14,7 @@ use super::layout::{
     AREA, BLOCK, Beat, Block, Head, SLOTS, Slot, VERSION, VolumeId, decode_head, decode_slot, encode_beat,
     encode_head,
 };
+use crate::lun::filesystem::error::REFUSED;
 use crate::lun::filesystem::pages::Pages;
 use crate::lun::filesystem::space::{Zeroes, allocate};
 use crate::lun::filesystem::{Extent, FilesystemError, Mounted, Superblock, extents};
@@ -72,7 +73,7 @@ impl HeartbeatError {
             HeartbeatError::System { source, .. } => source.raw_os_error(),
             _ => None,
         };
-        matches!(errno, Some(libc::EBADE | libc::EPERM | libc::EROFS))
+        errno.is_some_and(|errno| REFUSED.contains(&errno))
     }
 }
 

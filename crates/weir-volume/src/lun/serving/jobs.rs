@@ -8,14 +8,11 @@ use super::file_work::{FileWork, Layout};
 use super::peer::PeerError;
 use super::{Done, Flush, PANICKED, ServedDisk, Slot, Waiting, Working};
 use crate::lun::coordinator::{self, Job};
+use crate::lun::filesystem::error::{MAY_BE_OF_NODE, REFUSED};
 use crate::lun::leases::{Lease, Piece};
 use crate::lun::redirect::{Data, ToOwner};
 use crate::lun::router::{Kind, Range};
 use crate::planted::Bug;
-
-/// Errors that may be of this node, its mount or its path alone.
-const MAY_BE_OF_NODE: [i32; 6] =
-    [libc::EIO, libc::EUCLEAN, libc::ENOLINK, libc::ENODEV, libc::ENXIO, libc::ETIMEDOUT];
 
 fn no_thread(errno: i32) -> IoError {
     IoError::from_errno(errno, "starting a thread for a disk's file")
@@ -290,7 +287,7 @@ impl ServedDisk {
     fn judge(&mut self, reactor: &mut Reactor, slot: usize, error: IoError) {
         let is_flush = matches!(self.slots.get(slot), Some(Slot::Flush(_)));
         match error.errno {
-            libc::EBADE | libc::EPERM | libc::EROFS => self.judged(reactor, slot, error, true),
+            errno if REFUSED.contains(&errno) => self.judged(reactor, slot, error, true),
             errno if MAY_BE_OF_NODE.contains(&errno) && !is_flush => {
                 let file = Arc::clone(&self.work);
                 let look = move || Done::Judged(slot, error, !file.is_usable());

@@ -35,6 +35,15 @@ impl OpenedDisk {
     /// # Errors
     /// [`FilesystemError`].
     pub fn open(mounted: &Arc<Mounted>, name: &str, mark: Mark) -> Result<OpenedDisk, FilesystemError> {
+        let opened = OpenedDisk::open_in(mounted, name, mark);
+        if let Err(FilesystemError::System { source, .. }) = &opened {
+            // If so, the coordinator's next look is due.
+            mounted.has_failed(source);
+        }
+        opened
+    }
+
+    fn open_in(mounted: &Arc<Mounted>, name: &str, mark: Mark) -> Result<OpenedDisk, FilesystemError> {
         let file = mounted.open(name)?;
         let path = mounted.lun().join(name);
         let failed = |action| FilesystemError::system(action, &path);

@@ -18,7 +18,7 @@ const LONG: Duration = Duration::from_secs(15);
 const AGAIN: Duration = Duration::from_secs(1);
 
 impl Shell {
-    /// Begins a look if one is due, and reports one that does not end. That ends no coordination: [`Shell::is_stuck`] decides about it.
+    /// Begins a look if one is due, or if something has failed, and reports one that does not end. That ends no coordination: [`Shell::is_stuck`] decides about it.
     pub(super) fn look_at_lun(&mut self) {
         let now = Nanos::now();
         if self.shared.is_looking.load(Ordering::Relaxed) {
@@ -28,11 +28,12 @@ impl Shell {
             }
             return;
         }
-        if now < self.looked + CHECK_EVERY {
-            return;
-        }
         let serves = self.phase() == Phase::Serving;
         let mounted = lock(&self.shared.mounted).clone().filter(|_| serves);
+        let is_suspect = mounted.as_ref().is_some_and(|mounted| mounted.take_suspicion());
+        if now < self.looked + CHECK_EVERY && !is_suspect {
+            return;
+        }
         self.looked = now;
         self.shared.is_looking.store(true, Ordering::Relaxed);
         let admission = self.admission;
