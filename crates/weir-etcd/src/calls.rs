@@ -166,11 +166,12 @@ impl Core {
             self.links.leave(endpoint, &again.reason);
             // An attempt that the deadline has cut short says less than the one before it, and whoever logs each reason once (P10) would log
             // both.
-            if Instant::now() < deadline || !reasons.contains_key(&endpoint) {
+            let is_in_doubt = again.in_doubt && kind == Kind::Change;
+            if Instant::now() < deadline || is_in_doubt || !reasons.contains_key(&endpoint) {
                 reasons.insert(endpoint, again.reason);
             }
             // First of all: a change that was begun is in doubt, whatever ended it.
-            if again.in_doubt && kind == Kind::Change {
+            if is_in_doubt {
                 break;
             }
             if again.identity {

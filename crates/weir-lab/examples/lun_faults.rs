@@ -18,7 +18,7 @@ use weir_block::Nanos;
 use weir_lab::process::ProcessState;
 use weir_load::verify::{Atomicity, History};
 use weir_load::verifying::{Settings, VerifyingLoad};
-use weir_node::api::Delete;
+use weir_node::api::{ApiErrorKind, Delete};
 
 const NODES: usize = 3;
 
@@ -251,7 +251,11 @@ fn run_out_of_space(pool: &mut LunBench, random: &mut Rng) {
 
 fn delete(pool: &LunBench, disk: &str) {
     let force = Delete { force: true, ..Delete::default() };
-    await_some("its deletion", pool, || pool.bench.lab.any_client().unwrap().delete(disk, &force).is_ok());
+    await_some("its deletion", pool, || match pool.bench.lab.any_client().unwrap().delete(disk, &force) {
+        // An earlier attempt has deleted it, and could not remove its file.
+        Err(error) => error.kind == ApiErrorKind::NotFound,
+        Ok(_) => true,
+    });
 }
 
 fn await_some(what: &str, pool: &LunBench, is_so: impl Fn() -> bool) {

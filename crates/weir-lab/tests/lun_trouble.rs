@@ -90,7 +90,7 @@ fn whoever_makes_a_disk_while_the_filesystem_shuts_down_is_told_to_try_again() {
             assert_eq!(refusal.kind, ApiErrorKind::Unavailable, "{refusals:#?}");
         }
         let told = |words: &str| refusals.iter().any(|refusal| refusal.message.contains(words));
-        assert!(told("has failed on this node, and another node takes it over"), "{refusals:#?}");
+        assert!(told("has failed on this node, which gives the volume back"), "{refusals:#?}");
         let export = Export::default();
         let uri = client.export("new0", &export).unwrap().uris[0].clone();
         assert!(qemu_io(&uri, "write -P 7 0 1M").status.success());

@@ -148,7 +148,7 @@ pub enum VolumeError {
     Stopped(PathBuf),
     /// The filesystem of a LUN has shut down on its coordinator, which may be fenced, or does not reach the LUN any more.
     #[error(
-        "{what} {}: {source}; the filesystem of this volume has failed on this node, and another node takes it over",
+        "{what} {}: {source}; the volume's filesystem has failed on this node, which gives the volume back",
         .path.display()
     )]
     FilesystemFailed {

@@ -236,6 +236,11 @@ pub fn volume_error(error: VolumeError) -> ApiError {
         VolumeError::FilesystemFailed { .. } | VolumeError::NotCoordinator(_) => {
             return ApiError::new(ApiErrorKind::Unavailable, error.to_string()).hint("try again");
         }
+        VolumeError::Io { source, .. } if source.raw_os_error() == Some(libc::EUCLEAN) => {
+            return ApiError::new(ApiErrorKind::Failed, error.to_string()).hint(
+                "the filesystem is damaged: stop all that uses the volume, and run the filesystem's own check, e2fsck or xfs_repair",
+            );
+        }
         _ => ApiErrorKind::Failed,
     };
     ApiError::new(kind, error.to_string())

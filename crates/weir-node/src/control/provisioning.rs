@@ -351,7 +351,13 @@ async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str
     let gone = Transaction::new().unchanged(entry.key.clone(), entry.mod_revision).delete(entry.key.clone());
     match Note::write(node, record, Step::Removing, (lost, 0), gone).await {
         Ok(_) if is_others => Ok(()),
-        Ok(note) => note.finish().await.map(drop),
+        Ok(note) => note.finish().await.map(drop).map_err(|error| {
+            let message = format!(
+                "disk {} is deleted, but its file is not removed yet: {}",
+                record.name, error.message
+            );
+            ApiError::new(error.kind, message).hint("a node removes the file as soon as it reaches it")
+        }),
         Err(RegistryError::Conflict { .. }) => {
             let message = format!("disk {} has just been opened", record.name);
             Err(ApiError::new(ApiErrorKind::Refused, message))
@@ -504,13 +510,11 @@ pub async fn finish_others(node: &Arc<Node>, disk: &str) -> Result<Option<PathBu
         };
         let taken = {
             let node = Arc::clone(node);
-            to_its_end(async move { take_over(&node, &entry).await }).await
+            to_its_end(async move { Ok(take_over(&node, &entry).await) }).await?
         };
         match taken {
-            Err(error) if error.kind == ApiErrorKind::Unavailable && Nanos::now() < deadline => {
-                weir_task::sleep(ASK_AGAIN).await;
-            }
-            finished => return finished.map(Some),
+            Err(NotTaken::Yet(_)) if Nanos::now() < deadline => weir_task::sleep(ASK_AGAIN).await,
+            finished => return Ok(Some(finished?)),
         }
     }
 }
@@ -548,10 +552,35 @@ pub async fn keep_finished(node: Arc<Node>) {
     }
 }
 
-async fn take_over(node: &Node, entry: &Entry) -> Result<PathBuf, ApiError> {
+/// Why a step that another process has begun is not finished.
+#[derive(Debug)]
+enum NotTaken {
+    /// That process works on it, or another one does: not for long.
+    Yet(ApiError),
+    /// Another attempt would fail, too.
+    Failed(ApiError),
+}
+
+impl From<NotTaken> for ApiError {
+    fn from(reason: NotTaken) -> ApiError {
+        match reason {
+            NotTaken::Yet(error) | NotTaken::Failed(error) => error,
+        }
+    }
+}
+
+impl From<ApiError> for NotTaken {
+    fn from(error: ApiError) -> NotTaken {
+        NotTaken::Failed(error)
+    }
+}
+
+async fn take_over(node: &Node, entry: &Entry) -> Result<PathBuf, NotTaken> {
     let record = UnfinishedRecord::of(entry)
         .map_err(|error| ApiError::new(ApiErrorKind::Failed, error.to_string()))?;
-    let wait = |message: String| Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
+    let wait = |message: String| {
+        Err(NotTaken::Yet(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again")))
+    };
     let files = Files::of(node, node.volume(&record.volume).await?);
     // A former coordinator has unmounted the filesystem, or is fenced: no step of its on a file goes on.
     let is_former = matches!(files, Files::Lun(_, Some(_))) && record.by != node.session.node_ref();
@@ -580,7 +609,7 @@ async fn take_over(node: &Node, entry: &Entry) -> Result<PathBuf, ApiError> {
             Ok(path)
         }
         Err(RegistryError::Conflict { .. }) => wait(format!("{} has just changed", entry.key)),
-        Err(error) => Err(unavailable(error)),
+        Err(error) => Err(unavailable(error).into()),
     }
 }
 

@@ -47,10 +47,9 @@ pub struct Turn {
     vacant_since: Option<Nanos>,
     /// The coordinator gives the volume up.
     leaves_since: Option<Nanos>,
-    /// This process has claimed the volume, and has not been able to serve it: other nodes come first.
-    is_last: bool,
-    /// Other processes of which the record has shown that: they live, and do not coordinate the volume any more.
-    gave_up: BTreeSet<NodeRef>,
+    /// Processes that have given the volume up, in the order in which they did: this one, until it serves the volume, and those of which the
+    /// record has shown that.
+    gave_up: Vec<NodeRef>,
     /// The coordinator, by the last record.
     coordinator: Option<NodeRef>,
     /// It leaves the record, which may name it still.
@@ -58,14 +57,20 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// This process gives the volume up, which it has claimed: it cannot fence, or mount, or go on.
-    pub fn gave_up(&mut self) {
-        (self.is_last, self.leaves) = (true, true);
+    /// This process, `me`, gives the volume up, which it has claimed: it cannot fence, or mount, or go on.
+    pub fn gave_up(&mut self, me: &NodeRef) {
+        self.leaves = true;
+        self.put_last(me);
     }
 
-    /// This process serves the volume.
-    pub fn serves(&mut self) {
-        self.is_last = false;
+    /// This process, `me`, serves the volume.
+    pub fn serves(&mut self, me: &NodeRef) {
+        self.gave_up.retain(|one| one != me);
+    }
+
+    fn put_last(&mut self, process: &NodeRef) {
+        self.gave_up.retain(|one| one != process);
+        self.gave_up.push(process.clone());
     }
 
     /// Whether this process is to coordinate the volume now.
@@ -78,7 +83,7 @@ impl Turn {
         }
         let serves = |process: &&NodeRef| live.contains(*process) && !barred.contains(&process.node);
         let next = record.and_then(|record| record.next.as_ref()).filter(serves);
-        self.follow(coordinator, |one| serves(&one) && next.is_none());
+        self.follow(coordinator, me, |one| serves(&one) && next.is_none());
         let stays = |one: &&NodeRef| next.is_none_or(|next| next == *one);
         if let Some(coordinator) = coordinator.filter(serves).filter(stays) {
             // That one may fail as this one did.
@@ -104,26 +109,31 @@ impl Turn {
     }
 
     /// Whoever does not coordinate the volume any more, although it `could`, has given it up.
-    fn follow(&mut self, coordinator: Option<&NodeRef>, could: impl Fn(&NodeRef) -> bool) {
+    fn follow(&mut self, coordinator: Option<&NodeRef>, me: &NodeRef, could: impl Fn(&NodeRef) -> bool) {
         if self.coordinator.as_ref() != coordinator {
             let former = std::mem::replace(&mut self.coordinator, coordinator.cloned());
-            self.gave_up.extend(former);
+            if let Some(former) = former.filter(|former| former != me) {
+                self.put_last(&former);
+            }
         }
-        self.gave_up.retain(|one| could(one) && Some(one) != coordinator);
+        self.gave_up.retain(|one| one == me || could(one) && Some(one) != coordinator);
     }
 
     /// Nodes whose turn comes before this one's. Those that have given the volume up come after all others, also after that of them which comes
-    /// last: not everybody has seen all of it.
+    /// last, as not everybody has seen all of it; and whoever did so last comes last, or those whose turn is later would never have one.
     fn rank(&self, situation: &Situation<'_>) -> u32 {
-        let own = weight(situation.volume, &situation.me.node);
-        let others = situation.live.iter().filter(|one| !situation.barred.contains(&one.node));
-        let others = others.filter(|one| one.node != situation.me.node);
+        let Situation { volume, me, live, barred, .. } = situation;
+        let others = live.iter().filter(|one| one.node != me.node && !barred.contains(&one.node));
         let (gave_up, fresh): (Vec<_>, Vec<_>) = others.partition(|one| self.gave_up.contains(*one));
-        let before = |one: &&&NodeRef| weight(situation.volume, &one.node) < own;
-        let before = match (self.is_last, gave_up.len() + fresh.len()) {
-            (true, 0) => 0,
-            (true, _) => fresh.len() + gave_up.iter().filter(before).count() + 1,
-            (false, _) => fresh.iter().filter(before).count(),
+        let before = match self.gave_up.iter().position(|one| one == *me) {
+            None => {
+                let own = weight(*volume, &me.node);
+                fresh.iter().filter(|one| weight(*volume, &one.node) < own).count()
+            }
+            Some(_) if gave_up.is_empty() && fresh.is_empty() => 0,
+            Some(at) => {
+                fresh.len() + self.gave_up[..at].iter().filter(|one| gave_up.contains(one)).count() + 1
+            }
         };
         before as u32
     }
@@ -262,23 +272,29 @@ mod tests {
         };
         let mut nodes: Vec<(NodeRef, Turn)> = live.iter().map(|me| (me.clone(), Turn::default())).collect();
         let nobody = record(None);
-        let mut tried = BTreeSet::new();
-        for second in 0..3 {
+        let (mut tried, mut second) = (Vec::new(), 0);
+        while tried.len() < 3 * live.len() {
             let is_turn = |(me, turn): &mut (NodeRef, Turn)| is_mine(turn, me, &nobody, second);
             let mine: Vec<bool> = nodes.iter_mut().map(is_turn).collect();
-            assert_eq!(mine.iter().filter(|mine| **mine).count(), 1, "{second}: {mine:?}");
-            let first = mine.iter().position(|mine| *mine).unwrap();
-            let claimed = record(Some(&nodes[first].0.node));
-            for (me, turn) in &mut nodes {
-                is_mine(turn, me, &claimed, second);
+            if let Some(first) = mine.iter().position(|mine| *mine) {
+                assert_eq!(mine.iter().filter(|mine| **mine).count(), 1, "{second}: {mine:?}");
+                let claimed = record(Some(&nodes[first].0.node));
+                for (me, turn) in &mut nodes {
+                    is_mine(turn, me, &claimed, second);
+                }
+                let (me, turn) = &mut nodes[first];
+                turn.gave_up(me);
+                tried.push((first, second));
             }
-            nodes[first].1.gave_up();
-            tried.insert(first);
+            second += 1;
         }
-        assert_eq!(tried.len(), live.len());
-        let waits = |(me, turn): &mut (NodeRef, Turn)| (3..60).find(|at| is_mine(turn, me, &nobody, *at));
-        let waits: BTreeSet<Option<u64>> = nodes.iter_mut().map(waits).collect();
-        assert_eq!(waits, [6, 9, 12].map(Some).into(), "not at once, when all have");
+        let order: Vec<usize> = tried.iter().map(|(node, _)| *node).collect();
+        assert_eq!(BTreeSet::from_iter(&order[..3]).len(), 3, "{tried:?}");
+        assert!(order[3..6] == order[..3] && order[6..] == order[..3], "each in its turn: {tried:?}");
+        let times: Vec<u64> = tried.iter().map(|(_, second)| *second).collect();
+        assert_eq!(times[..3], [0, 1, 2], "nobody waits for those");
+        // Not at once, when all have (P10).
+        assert!(times[2..].windows(2).all(|two| two[1] - two[0] >= 3), "{tried:?}");
     }
 
     /// The first in the order can claim, and cannot mount.
@@ -294,7 +310,7 @@ mod tests {
         let (claimed, nobody) = (record(Some(&first.node)), record(None));
         let mut turn = Turn::default();
         assert!(turn.is_mine(&situation(first, Some(&claimed)), second(1)));
-        turn.gave_up();
+        turn.gave_up(first);
         // Its way out of the record, and its unmount, take their time.
         for at in 1..5 {
             assert!(!turn.is_mine(&situation(first, Some(&claimed)), second(at)));
@@ -310,12 +326,12 @@ mod tests {
         // It has claimed again, and may go on with that; it serves, and its next end is none of those.
         assert!(turn.is_mine(&situation(first, Some(&claimed)), second(26)));
         assert!(turn.is_mine(&situation(first, Some(&claimed)), second(27)));
-        turn.serves();
+        turn.serves(first);
         assert!(turn.is_mine(&situation(first, Some(&claimed)), second(30)));
         assert!(turn.is_mine(&situation(first, Some(&nobody)), second(31)));
         // Alone, there is nobody to wait for.
         let alone = BTreeSet::from([first.clone()]);
-        let mut turn = Turn { is_last: true, ..Turn::default() };
+        let mut turn = Turn { gave_up: vec![first.clone()], ..Turn::default() };
         assert!(turn.is_mine(&Situation { live: &alone, ..situation(first, Some(&nobody)) }, second(0)));
     }
 }

@@ -469,10 +469,10 @@ impl Task {
         let is_wanted = self.shell.is_wanted();
         let has_ended = std::mem::replace(&mut self.had_claim, is_wanted && self.names_me) && !is_wanted;
         if has_ended && self.names_me && self.was_wanted {
-            self.turn.gave_up();
+            self.turn.gave_up(&self.node.session.node_ref());
         }
         if self.shell.phase() == Phase::Serving {
-            self.turn.serves();
+            self.turn.serves(&self.node.session.node_ref());
         }
     }
 

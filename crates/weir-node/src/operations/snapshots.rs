@@ -440,8 +440,7 @@ impl Operations {
         let file = DirVolume::file_of(disk).map_err(volume_error)?;
         let path = volume.path.join(&file);
         if volume.kind != VolumeKind::Lun {
-            let files = Files::of(node, volume);
-            return files
+            return Files::of(node, volume)
                 .with(move |files| {
                     let shared = snapshot::share(&files.open(&file)?, &copy);
                     shared.map_err(|error| snapshot::clone_error(path, error))
@@ -460,11 +459,15 @@ impl Operations {
         let change = ServedChange(Box::new(move |file| snapshot::share(file, &copy)));
         let name = disk.clone();
         let ask = |done| Command::ChangeServed { disk: name, number, change, done };
-        let shared = node.shards.ask(disk, ask).await?;
-        shared.map_err(|error: IoError| match error.errno {
-            0 => try_again(error.to_string()),
-            errno => volume_error(snapshot::clone_error(path, std::io::Error::from_raw_os_error(errno))),
-        })
+        let shared: Result<(), IoError> = node.shards.ask(disk, ask).await?;
+        match shared {
+            Ok(()) => Ok(()),
+            Err(error) if error.errno == 0 => Err(try_again(error.to_string())),
+            Err(error) => {
+                let error = snapshot::clone_error(path, std::io::Error::from_raw_os_error(error.errno));
+                Files::of(node, volume).with(move |_| Err(error)).await
+            }
+        }
     }
 
     /// Deletes a snapshot, or says what would be deleted. Clones of it stay as they are.

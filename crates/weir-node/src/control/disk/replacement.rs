@@ -227,6 +227,11 @@ fn copy(
 impl Prepared {
     /// Replaces the disk's file, unless the right to serve the disk has ended: then nothing has changed. Blocks.
     fn finish(self, disk: &str, serves_until: &AtomicU64) -> Result<bool, VolumeError> {
+        let files = Arc::clone(&self.files);
+        self.replace(disk, serves_until).map_err(|error| files.judge(error))
+    }
+
+    fn replace(self, disk: &str, serves_until: &AtomicU64) -> Result<bool, VolumeError> {
         let Prepared { files, replacement, kept } = self;
         let may_serve = || Nanos::now() < Nanos(serves_until.load(Ordering::Acquire));
         match replacement.replace(&*files, may_serve) {

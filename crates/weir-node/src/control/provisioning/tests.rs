@@ -45,7 +45,7 @@ async fn what_is_left_in_one_volume_does_not_wait_for_another() {
     until("w is looked at", &|| node.intents.is_under_way("e1")).await;
     assert!(node.intents.is_under_way("d1") && !node.intents.is_under_way("d2"), "one attempt in v");
     let second = node.registry.get(&keys::unfinished("d2")).await.unwrap().unwrap();
-    let refused = take_over(&node, &second).await.unwrap_err();
+    let refused = ApiError::from(take_over(&node, &second).await.unwrap_err());
     assert!(refused.message.contains("volume v has not answered"), "{refused}");
     finishing.abort();
 }

@@ -50,7 +50,7 @@ pub struct Mounted {
     told: Mutex<BTreeSet<String>>,
     /// Files of which it may have more than it shows, by their inodes.
     distrusted: Mutex<BTreeSet<u64>>,
-    /// Something has failed with it, and the next look of its coordinator is due.
+    /// Something has failed with it, and the coordinator's next look is due.
     is_suspect: AtomicBool,
 }
 
@@ -285,17 +285,23 @@ impl Mounted {
     }
 
     /// Whether `error`, of an operation on a file in it, comes from the filesystem as a whole, which has shut down or does not reach its LUN.
-    /// Another node can do then what this one cannot. Blocks as [`Mounted::check`] does.
+    /// Another node can do then what this one cannot, unless what is on the LUN is damaged. Blocks as [`Mounted::check`] does.
     pub fn has_failed(&self, error: &io::Error) -> bool {
-        let may_be = |errno| MAY_BE_OF_NODE.contains(&errno) || REFUSED.contains(&errno);
-        let has_failed = error.raw_os_error().is_some_and(may_be) && self.check().is_err();
-        if has_failed {
-            self.is_suspect.store(true, Ordering::Relaxed);
-        }
-        has_failed
+        self.suspect(error) && error.raw_os_error() != Some(libc::EUCLEAN) && self.check().is_err()
     }
 
-    /// Whether something has failed with it since the last call: its coordinator looks at it at once.
+    /// Something that was done with it has ended with this error: its coordinator looks at it soon, if it may be the filesystem's own, which
+    /// is returned.
+    pub(in crate::lun) fn suspect(&self, error: &io::Error) -> bool {
+        let may_be = |errno| MAY_BE_OF_NODE.contains(&errno) || REFUSED.contains(&errno);
+        let is_suspect = error.raw_os_error().is_some_and(may_be);
+        if is_suspect {
+            self.is_suspect.store(true, Ordering::Relaxed);
+        }
+        is_suspect
+    }
+
+    /// Whether it is suspect since the last call.
     pub(in crate::lun) fn take_suspicion(&self) -> bool {
         self.is_suspect.swap(false, Ordering::Relaxed)
     }

@@ -37,8 +37,8 @@ impl OpenedDisk {
     pub fn open(mounted: &Arc<Mounted>, name: &str, mark: Mark) -> Result<OpenedDisk, FilesystemError> {
         let opened = OpenedDisk::open_in(mounted, name, mark);
         if let Err(FilesystemError::System { source, .. }) = &opened {
-            // If so, the coordinator's next look is due.
-            mounted.has_failed(source);
+            // No look here: whoever serves another disk waits for this.
+            mounted.suspect(source);
         }
         opened
     }
