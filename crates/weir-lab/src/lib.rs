@@ -17,6 +17,7 @@ mod lab;
 pub mod mechanical_disk;
 pub mod network;
 mod one_file;
+pub mod port;
 pub mod process;
 mod relay;
 pub mod volatile_disk;

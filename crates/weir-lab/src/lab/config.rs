@@ -1,11 +1,10 @@
 //! The configuration of a lab, and the derived one of each node.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use weir_block::Nanos;
 use weir_block::size::Size;
 use weir_node::config::{
     ApiConfig, Config, FilesElsewhere, FlashConfig, FuseConfig, IdentityConfig, LeaseConfig, LimitsConfig,
@@ -18,7 +17,7 @@ use super::LabNode;
 use super::identities;
 use super::start::{registry_socket, relay_socket};
 use crate::error::LabError;
-use crate::network;
+use crate::{network, port};
 
 /// Longest path of a Unix socket, in bytes, with the zero at its end (unix(7)).
 const LONGEST_SOCKET_PATH: usize = 108;
@@ -26,10 +25,6 @@ const LONGEST_SOCKET_PATH: usize = 108;
 /// Ports of nodes that have an address of their own.
 const PEERS_PORT: u16 = 7420;
 const NBD_PORT: u16 = 10809;
-
-/// Ports of nodes on loopback addresses are sought from here on, so often.
-const LEAST_PORT: u16 = 11_000;
-const ATTEMPTS: usize = 64;
 
 /// The configuration of a lab.
 #[derive(Clone, Debug)]
@@ -285,28 +280,12 @@ fn lun_of(config: &LabConfig, number: usize) -> Vec<PathBuf> {
     }
 }
 
-/// Two ports that are free at present, held together while they are chosen, so that they differ. They are below those that the
-/// kernel gives to outgoing connections: one of those could have a node's port at the moment when it starts again.
+/// Two ports of `address`, held together while they are chosen, so that they differ.
 fn free_ports(address: IpAddr) -> Result<(SocketAddr, SocketAddr), LabError> {
-    let range = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
-    let first_given = range.split_whitespace().next().and_then(|first| first.parse().ok()).unwrap_or(32768);
-    let last = u16::max(first_given, LEAST_PORT + 1);
-    // Another place each time: several labs may be looking.
-    let mut random = fastrand::Rng::with_seed(Nanos::now().0);
-    let mut listen = || {
-        let ports = (0..ATTEMPTS).map(|_| random.u16(LEAST_PORT..last)).chain([0]);
-        let mut error = std::io::ErrorKind::AddrInUse.into();
-        for port in ports {
-            match TcpListener::bind((address, port)) {
-                Ok(listener) => return Ok((listener.local_addr()?, listener)),
-                Err(refused) => error = refused,
-            }
-        }
-        Err(error)
-    };
     let none = || LabError::system(format!("finding a free port on {address}"));
-    let ((first, _held), (second, _)) = (listen().map_err(none())?, listen().map_err(none())?);
-    Ok((first, second))
+    let held = [port::free(address).map_err(none())?, port::free(address).map_err(none())?];
+    let [first, second] = held.each_ref().map(|one| one.local_addr().map_err(none()));
+    Ok((first?, second?))
 }
 
 /// A lab shows takeovers: nobody waits for an owner that only the registry does not hear, and a quarantine is over at once.

@@ -2,10 +2,11 @@
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::fs::File;
-use std::net::TcpListener;
+use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, Stdio};
 
 use serde_json::Value;
+use weir_lab::port;
 
 use crate::common::{Place, await_some};
 
@@ -59,7 +60,7 @@ impl Hosts {
         let place = Place::new();
         let registry = Process::start(&place, "registry --socket r.sock --file r.db", "registry.log");
         await_some("the registry answers", || place.path().join("r.sock").exists().then_some(()));
-        let free = [1, 2, 3].map(|n| TcpListener::bind((format!("127.0.0.{n}"), 0)).unwrap());
+        let free = [1, 2, 3].map(|n| port::free(IpAddr::V4(Ipv4Addr::new(127, 0, 0, n))).unwrap());
         let ports = free.each_ref().map(|one| one.local_addr().unwrap().port());
         let hosts = Hosts { place, ports, apart, nodes: Vec::new(), _registry: registry };
         (1..=3).for_each(|n| hosts.configure(n, &format!("n{n}"), "keys"));
@@ -84,7 +85,11 @@ impl Hosts {
     pub fn start(&mut self, n: usize) {
         let (config, log) = (format!("node --config ../n{n}.toml"), format!("n{n}.log"));
         self.nodes.push(Process::start_in(&self.place, &format!("h{n}"), &config, &log));
-        await_some("the node has joined", || self.on(n, "status").then_some(()));
+        await_some("the node has joined", || {
+            let ended = self.nodes.last_mut().unwrap().0.try_wait().unwrap();
+            assert_eq!(ended, None, "the node of host {n} has ended");
+            self.on(n, "status").then_some(())
+        });
         // Connections are not refused because a shell's limit is low.
         let pid = self.nodes.last().unwrap().0.id();
         let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();

@@ -68,6 +68,20 @@ impl Place {
         std::fs::read_to_string(self.path().join(name)).unwrap()
     }
 
+    /// The ends of all logs. A test's failure on another machine is explained by what it printed, or not at all.
+    fn print_logs(&self) {
+        let lab = self.path().join("weir-lab");
+        let homes =
+            std::fs::read_dir(&lab).into_iter().flatten().flatten().map(|home| home.path().join("log"));
+        let here = std::fs::read_dir(self.path()).into_iter().flatten().flatten().map(|file| file.path());
+        let logs = here.filter(|file| file.extension().is_some_and(|it| it == "log"));
+        for log in logs.chain([lab.join("registry.log")]).chain(homes) {
+            let Ok(text) = std::fs::read_to_string(&log) else { continue };
+            let lines: Vec<&str> = text.lines().collect();
+            println!("the end of {}:\n{}", log.display(), lines[lines.len().saturating_sub(40)..].join("\n"));
+        }
+    }
+
     pub fn pool(&self) -> PathBuf {
         let pool = self.path().join("pool");
         std::fs::create_dir_all(&pool).unwrap();
@@ -77,6 +91,9 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.print_logs();
+        }
         if self.path().join("weir-lab/lab.json").exists() {
             // With force: a failed test may have left a backing that does not answer.
             self.weir("lab down --force");
