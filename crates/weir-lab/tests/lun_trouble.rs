@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -95,6 +95,78 @@ fn whoever_makes_a_disk_while_the_filesystem_shuts_down_is_told_to_try_again() {
         let uri = client.export("new0", &export).unwrap().uris[0].clone();
         assert!(qemu_io(&uri, "write -P 7 0 1M").status.success());
     }
+}
+
+/// The filesystem allows no more writes on the node that finds the damage. The next one would find it, too.
+#[test]
+fn damage_is_told_as_damage_and_does_not_take_the_volume_from_node_to_node_for_ever() {
+    let _turn = alone();
+    let mut pool = LunBench::up(3, "ext4", "write-through", |_| {});
+    pool.bench.lab.any_client().unwrap().create_disk(&disk("bad")).unwrap();
+    all_anew(&mut pool, |image| damage_inode(image, "bad.raw"));
+    let epoch = pool.lun("n1").epoch;
+    let client = pool.bench.lab.any_client().unwrap().patience(SOON);
+    let refused = client.delete("bad", &Delete { force: true, ..Delete::default() }).unwrap_err();
+    assert_eq!(refused.kind, ApiErrorKind::Failed, "{refused}");
+    assert!(refused.message.contains("is deleted, but its file is not removed yet"), "{refused}");
+    assert!(refused.hint.contains("e2fsck"), "{refused}");
+
+    // Each node has tried, and told why. From then on it stays with one of them.
+    let warned = |node: &&str| {
+        let log = std::fs::read_to_string(&pool.bench.lab.node(node).unwrap().log).unwrap();
+        log.contains("is tried again") && log.contains("Bad message")
+    };
+    eventually(&pool, "tried", || {
+        (["n1", "n2", "n3"].iter().filter(|node| warned(node)).count() >= 2).then_some(())
+    });
+    eventually(&pool, "settled", || {
+        let before = pool.lun("n1").epoch;
+        std::thread::sleep(Duration::from_secs(10));
+        (pool.lun("n1").epoch == before).then_some(())
+    });
+    let changes = pool.lun("n1").epoch - epoch;
+    assert!((2..=4).contains(&changes), "{changes} changes of the coordinator");
+    pool.coordinator();
+    client.create_disk(&disk("good")).unwrap();
+
+    all_anew(&mut pool, |image| {
+        let repair = Command::new("e2fsck").args(["-f", "-y"]).arg(image).output().unwrap();
+        // "File system errors corrected" (e2fsck(8)).
+        assert_eq!(repair.status.code(), Some(1), "{repair:?}");
+    });
+    let coordinator = pool.coordinator();
+    eventually(&pool, "removed", || told(&pool, &coordinator, "disk-deleted", "bad.raw is gone"));
+    client.create_disk(&disk("bad")).unwrap();
+}
+
+/// Does something to the LUN's image while no node runs.
+fn all_anew(pool: &mut LunBench, change: impl FnOnce(&Path)) {
+    const NODES: [&str; 3] = ["n1", "n2", "n3"];
+    NODES.iter().for_each(|node| pool.bench.lab.kill(node).unwrap());
+    change(&pool.luns.image());
+    // What the kernel has read before.
+    NODES
+        .iter()
+        .for_each(|node| run(Command::new("blockdev").arg("--flushbufs").arg(pool.luns.path(number(node)))));
+    NODES.iter().for_each(|node| pool.bench.lab.start(node).unwrap());
+    pool.coordinator();
+}
+
+/// Changes a byte of a file's inode, without its checksum.
+fn damage_inode(image: &Path, file: &str) {
+    let output = Command::new("debugfs").args(["-R", &format!("imap /{file}")]).arg(image).output().unwrap();
+    // "Inode 13 is part of block group 0\n\tlocated at block 49, offset 0x0c00"
+    let said = String::from_utf8(output.stdout).unwrap();
+    let words: Vec<&str> = said.split([' ', ',', '\n', '\t']).collect();
+    let after = |word: &str| words[words.iter().rposition(|one| *one == word).expect(&said) + 1..].to_vec();
+    let block: u64 = after("block")[0].parse().unwrap();
+    let offset = u64::from_str_radix(after("offset")[0].trim_start_matches("0x"), 16).unwrap();
+    let file = std::fs::OpenOptions::new().read(true).write(true).open(image).unwrap();
+    // The time of the last access (Linux, `struct ext4_inode`).
+    let (at, mut byte) = (block * 4096 + offset + 8, [0]);
+    file.read_exact_at(&mut byte, at).unwrap();
+    file.write_all_at(&[!byte[0]], at).unwrap();
+    file.sync_all().unwrap();
 }
 
 /// Its filesystem has nothing to write, and so does not notice.

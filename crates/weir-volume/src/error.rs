@@ -5,6 +5,10 @@ use std::path::{Path, PathBuf};
 
 use weir_nbd::client::NbdError;
 
+/// What a filesystem says of data of its own that is damaged: that it makes no sense, or that its checksum is wrong (ext4's `EFSCORRUPTED` and
+/// `EFSBADCRC`; XFS has the first for both).
+pub(crate) const DAMAGE: [i32; 2] = [libc::EUCLEAN, libc::EBADMSG];
+
 /// The reason why a volume or a disk cannot be opened, created, changed or deleted.
 #[derive(Debug, thiserror::Error)]
 pub enum VolumeError {
@@ -148,7 +152,8 @@ pub enum VolumeError {
     Stopped(PathBuf),
     /// The filesystem of a LUN has shut down on its coordinator, which may be fenced, or does not reach the LUN any more.
     #[error(
-        "{what} {}: {source}; the volume's filesystem has failed on this node, which gives the volume back",
+        "{what} {}: {source}; the volume's filesystem has failed on this node, which gives the volume back if that \
+         lasts",
         .path.display()
     )]
     FilesystemFailed {
@@ -185,6 +190,12 @@ pub enum VolumeError {
 }
 
 impl VolumeError {
+    /// The filesystem has found damage on its storage.
+    #[must_use]
+    pub fn is_damage(&self) -> bool {
+        matches!(self, VolumeError::Io { source, .. } if source.raw_os_error().is_some_and(|it| DAMAGE.contains(&it)))
+    }
+
     /// Classifies a kernel error by the party that can act on it. `what` as in "opening".
     pub(crate) fn from_io(what: &'static str, path: &Path, source: io::Error) -> VolumeError {
         let path = path.to_path_buf();

@@ -153,9 +153,14 @@ impl Luns {
         assert_eq!(answer, 0, "{}", std::io::Error::last_os_error());
     }
 
+    /// The file that stands for the LUN.
+    pub fn image(&self) -> PathBuf {
+        self.directory.join("lun")
+    }
+
     /// Another path to the LUN, as another host has one.
     pub fn another_path(&self) -> LoopDevice {
-        LoopDevice::attach(&self.directory.join("lun")).unwrap()
+        LoopDevice::attach(&self.image()).unwrap()
     }
 
     /// A node's path takes writes, or does not.

@@ -236,9 +236,10 @@ pub fn volume_error(error: VolumeError) -> ApiError {
         VolumeError::FilesystemFailed { .. } | VolumeError::NotCoordinator(_) => {
             return ApiError::new(ApiErrorKind::Unavailable, error.to_string()).hint("try again");
         }
-        VolumeError::Io { source, .. } if source.raw_os_error() == Some(libc::EUCLEAN) => {
+        error if error.is_damage() => {
             return ApiError::new(ApiErrorKind::Failed, error.to_string()).hint(
-                "the filesystem is damaged: stop all that uses the volume, and run the filesystem's own check, e2fsck or xfs_repair",
+                "the filesystem is damaged, or this node has seen it while another one changed it: if the error comes again, stop all that \
+                 uses the volume, and run the filesystem's own check, e2fsck or xfs_repair",
             );
         }
         _ => ApiErrorKind::Failed,

@@ -11,6 +11,8 @@
 //! case is not covered: a process stops between its last check of the note and the removal, and others meanwhile take it for
 //! ended and create a disk of the same name. It would then remove that disk's file: the storage is not fenced against it.
 
+mod failures;
+
 use std::future::Future;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,6 +27,7 @@ use weir_volume::disk_files::delete_unwritten;
 use weir_volume::snapshot::{self, Snapshot};
 use weir_volume::{DirVolume, DiskFiles, LunVolume, VolumeError};
 
+use self::failures::Failures;
 use super::decide::is_live;
 use super::intents::UnderWay;
 use super::lun_disks;
@@ -221,13 +224,19 @@ async fn make_here(node: &Arc<Node>, record: &DiskRecord, origin: Origin) -> Res
 /// Removes the file of a disk that could not be created, under our note; if that is not ours any more, under a new one. If it
 /// does not succeed now, [`keep_finished`] retries, provided that there is a note.
 async fn undo(node: &Node, record: &DiskRecord, clone: u64, note: Option<Note<'_>>) {
-    let mut undone = match note {
-        Some(note) => note.finish().await.map(drop),
-        None => Err(ApiError::new(ApiErrorKind::Unavailable, "another node has taken this step over")),
+    let undone = match note {
+        None => undo_anew(node, record, clone).await,
+        Some(note) => {
+            let (key, revision) = (note.key.clone(), note.revision);
+            match note.finish().await {
+                Ok(_) => Ok(()),
+                Err(error) if is_noted(node, &key, revision).await.is_ok_and(|is_noted| is_noted) => {
+                    Err(error)
+                }
+                Err(_) => undo_anew(node, record, clone).await,
+            }
+        }
     };
-    if undone.is_err() {
-        undone = undo_anew(node, record, clone).await;
-    }
     if let Err(error) = undone {
         tracing::info!(disk = record.name, %error, "the removal of an incomplete file is retried later");
     }
@@ -356,7 +365,12 @@ async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str
                 "disk {} is deleted, but its file is not removed yet: {}",
                 record.name, error.message
             );
-            ApiError::new(error.kind, message).hint("a node removes the file as soon as it reaches it")
+            let remedy = if error.hint.is_empty() || error.kind == ApiErrorKind::Unavailable {
+                "a node removes the file as soon as it reaches it".to_owned()
+            } else {
+                error.hint
+            };
+            ApiError::new(error.kind, message).hint(remedy)
         }),
         Err(RegistryError::Conflict { .. }) => {
             let message = format!("disk {} has just been opened", record.name);
@@ -521,11 +535,15 @@ pub async fn finish_others(node: &Arc<Node>, disk: &str) -> Result<Option<PathBu
 
 /// Finishes what others have left, from time to time.
 pub async fn keep_finished(node: Arc<Node>) {
-    let mut nodes = node.records.nodes.changes();
+    let (mut nodes, mut failures) = (node.records.nodes.changes(), Failures::default());
     loop {
         if let Ok(listing) = node.registry.list(keys::UNFINISHED).await {
+            failures.keep(listing.entries.iter().map(|entry| &*entry.key));
             for entry in listing.entries {
                 let key = entry.key.clone();
+                if !failures.is_due(&key, Nanos::now()) {
+                    continue;
+                }
                 let finish = {
                     let node = Arc::clone(&node);
                     to_its_end(async move {
@@ -537,6 +555,11 @@ pub async fn keep_finished(node: Arc<Node>) {
                 // A volume that does not answer must not hold up the others.
                 match weir_task::timeout(LOOK, finish).await {
                     Ok(Ok(())) => {}
+                    Ok(Err(error)) if error.kind == ApiErrorKind::Failed => {
+                        if failures.add(&key, &error.to_string(), Nanos::now()) {
+                            tracing::warn!(key, %error, "what another process has begun to make or delete stays, and is tried again");
+                        }
+                    }
                     Ok(Err(error)) => tracing::debug!(key, %error, "left for later"),
                     Err(_) => tracing::debug!(key, "this takes long, and goes on"),
                 }
@@ -631,6 +654,12 @@ fn is_over(node: &Node, record: &UnfinishedRecord) -> Result<(), String> {
     Err(format!("; it is taken to have ended {grace} after that"))
 }
 
+/// Whether the note `key` is still that of `revision`.
+async fn is_noted(node: &Node, key: &str, revision: u64) -> Result<bool, ApiError> {
+    let entry = node.registry.get(key).await.map_err(unavailable)?;
+    Ok(entry.is_some_and(|entry| entry.mod_revision == revision))
+}
+
 impl<'a> Note<'a> {
     /// Notes a step about a disk, in one transaction with what comes before it.
     async fn write(
@@ -669,8 +698,7 @@ impl<'a> Note<'a> {
         }
         let volume_name = volume.name.clone();
         let files = Files::of(self.node, volume);
-        let entry = self.node.registry.get(&self.key).await.map_err(unavailable)?;
-        if entry.is_none_or(|entry| entry.mod_revision != self.revision) {
+        if !is_noted(self.node, &self.key, self.revision).await? {
             let message = format!("disk {}: another node has taken this step over", self.record.disk);
             return Err(ApiError::new(ApiErrorKind::Unavailable, message).hint("try again"));
         }

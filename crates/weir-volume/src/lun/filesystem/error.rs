@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use super::superblock::{Kind, Unsuitable};
 
 /// Errors that may be of this node, its mount or its path alone.
-pub(in crate::lun) const MAY_BE_OF_NODE: [i32; 6] =
-    [libc::EIO, libc::EUCLEAN, libc::ENOLINK, libc::ENODEV, libc::ENXIO, libc::ETIMEDOUT];
+pub(in crate::lun) const MAY_BE_OF_NODE: [i32; 7] =
+    [libc::EIO, libc::EUCLEAN, libc::EBADMSG, libc::ENOLINK, libc::ENODEV, libc::ENXIO, libc::ETIMEDOUT];
 /// The LUN refuses the I/O of this node, which is fenced: as a reservation does, a device that is made read-only, or a filesystem that has made
 /// itself so.
 pub(in crate::lun) const REFUSED: [i32; 3] = [libc::EBADE, libc::EPERM, libc::EROFS];
