@@ -144,7 +144,7 @@ fn all_anew(pool: &mut LunBench, change: impl FnOnce(&Path)) {
     const NODES: [&str; 3] = ["n1", "n2", "n3"];
     NODES.iter().for_each(|node| pool.bench.lab.kill(node).unwrap());
     change(&pool.luns.image());
-    // What the kernel has read before.
+    // The kernel drops the blocks that it has cached.
     NODES
         .iter()
         .for_each(|node| run(Command::new("blockdev").arg("--flushbufs").arg(pool.luns.path(number(node)))));

@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 
 use weir_nbd::client::NbdError;
 
-/// What a filesystem says of data of its own that is damaged: that it makes no sense, or that its checksum is wrong (ext4's `EFSCORRUPTED` and
-/// `EFSBADCRC`; XFS has the first for both).
-pub(crate) const DAMAGE: [i32; 2] = [libc::EUCLEAN, libc::EBADMSG];
+/// Whether a filesystem reports corrupted metadata (`EFSCORRUPTED` of ext4 and XFS) or a wrong checksum (ext4's `EFSBADCRC`).
+pub(crate) fn is_damage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EUCLEAN | libc::EBADMSG))
+}
 
 /// The reason why a volume or a disk cannot be opened, created, changed or deleted.
 #[derive(Debug, thiserror::Error)]
@@ -193,7 +194,7 @@ impl VolumeError {
     /// The filesystem has found damage on its storage.
     #[must_use]
     pub fn is_damage(&self) -> bool {
-        matches!(self, VolumeError::Io { source, .. } if source.raw_os_error().is_some_and(|it| DAMAGE.contains(&it)))
+        matches!(self, VolumeError::Io { source, .. } if is_damage(source))
     }
 
     /// Classifies a kernel error by the party that can act on it. `what` as in "opening".

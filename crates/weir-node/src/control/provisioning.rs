@@ -230,9 +230,7 @@ async fn undo(node: &Node, record: &DiskRecord, clone: u64, note: Option<Note<'_
             let (key, revision) = (note.key.clone(), note.revision);
             match note.finish().await {
                 Ok(_) => Ok(()),
-                Err(error) if is_noted(node, &key, revision).await.is_ok_and(|is_noted| is_noted) => {
-                    Err(error)
-                }
+                Err(error) if matches!(is_noted(node, &key, revision).await, Ok(true)) => Err(error),
                 Err(_) => undo_anew(node, record, clone).await,
             }
         }

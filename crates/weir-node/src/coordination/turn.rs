@@ -108,8 +108,8 @@ impl Turn {
         now >= since + wait
     }
 
-    /// Whoever does not coordinate the volume any more, although it `could`, has given it up. A node that has not seen every record may take
-    /// one for it that has left the volume to the next one, as the operator wished: then two may claim at once.
+    /// A former coordinator that `could` still coordinate the volume has given it up. A node that has missed a record may also count one that
+    /// an operator's move has replaced: then two nodes may claim at once, and the registry lets one through.
     fn follow(&mut self, coordinator: Option<&NodeRef>, me: &NodeRef, could: impl Fn(&NodeRef) -> bool) {
         if self.coordinator.as_ref() != coordinator {
             let former = std::mem::replace(&mut self.coordinator, coordinator.cloned());

@@ -60,7 +60,7 @@ mod tests {
         // After 0, 1, 3, 7, 15, 31 and 63 minutes, and then one in an hour.
         assert_eq!((attempts, told), (7 + 22, 1));
         assert!(failures.is_due("b", now), "each note has its own");
-        assert!(failures.add("a", "gone", now), "another reason is told");
+        assert!(failures.add("a", "gone", now), "the log has each new reason");
 
         failures.keep(["b"].into_iter());
         assert!(failures.is_due("a", now), "its note was struck off: this is another step");

@@ -25,7 +25,7 @@ use super::extent_sizes::prepare_directory;
 use super::handle;
 use super::identify::{content, open_lun};
 use super::superblock::{Content, Kind, Superblock};
-use crate::error::DAMAGE;
+use crate::error::is_damage;
 use crate::lun::identity::identity_of;
 
 /// Longest message of the kernel that is kept, in bytes.
@@ -288,8 +288,7 @@ impl Mounted {
     /// Whether `error`, of an operation on a file in it, comes from the filesystem as a whole, which has shut down or does not reach its LUN.
     /// Another node can do then what this one cannot, unless what is on the LUN is damaged. Blocks as [`Mounted::check`] does.
     pub fn has_failed(&self, error: &io::Error) -> bool {
-        let is_damage = error.raw_os_error().is_some_and(|errno| DAMAGE.contains(&errno));
-        self.suspect(error) && !is_damage && self.check().is_err()
+        self.suspect(error) && !is_damage(error) && self.check().is_err()
     }
 
     /// Something that was done with it has ended with this error: its coordinator looks at it soon, if it may be the filesystem's own, which
