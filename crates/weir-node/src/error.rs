@@ -60,6 +60,9 @@ pub const COMPACTION_INTERRUPTED: &str = "compaction-interrupted";
 /// The code of the error of a compaction that has failed.
 pub const COMPACTION_FAILED: &str = "compaction-failed";
 
+/// The code of the error of a filesystem that reports damage on its storage.
+pub const DAMAGED: &str = "damaged";
+
 /// A compaction of `disk` was interrupted, in whichever way.
 #[must_use]
 pub fn compaction_interrupted(disk: &str) -> ApiError {

@@ -13,6 +13,7 @@
 //! - [`agreement`]: the target of a move is asked whether it can open the disk;
 //! - [`flash`]: the logs on this node's flash when it starts;
 //! - [`capacity`], [`admission`]: this node's capacity for write logs, and its limit;
+//! - [`failures`]: pauses between attempts;
 //! - [`provisioning`], [`intents`]: files of disks that are being created or deleted;
 //! - [`clone_snapshots`]: snapshots that are there only while a clone is made;
 //! - [`supervisor`]: starts the tasks, routes the shards' notices, keeps the membership;
@@ -40,6 +41,7 @@ pub mod coordinators;
 pub mod copies;
 pub mod decide;
 pub mod disk;
+pub mod failures;
 #[cfg(test)]
 pub(crate) mod faulty_registry;
 pub mod find_lun;

@@ -26,7 +26,7 @@ use super::registry_copy::RegistryCopy;
 use super::rights::Rights;
 use super::shards::Shards;
 use crate::config::Config;
-use crate::error::{ApiError, ApiErrorKind};
+use crate::error::{ApiError, ApiErrorKind, DAMAGED};
 
 use crate::identity::NodeIdentity;
 use crate::peer::Network;
@@ -237,7 +237,7 @@ pub fn volume_error(error: VolumeError) -> ApiError {
             return ApiError::new(ApiErrorKind::Unavailable, error.to_string()).hint("try again");
         }
         error if error.is_damage() => {
-            return ApiError::new(ApiErrorKind::Failed, error.to_string()).hint(
+            return ApiError::new(ApiErrorKind::Failed, error.to_string()).code(DAMAGED).hint(
                 "the filesystem is damaged, or this node has seen it while another one changed it: if the error comes again, stop all that \
                  uses the volume, and run the filesystem's own check, e2fsck or xfs_repair",
             );

@@ -14,8 +14,8 @@ use weir_cluster::node_state::{self, Plan, Unfit, counts_on, may_return};
 use weir_cluster::records::{DiskRecord, NodeRef};
 
 use super::agreement::{self, NotAgreed};
-use super::disk::failures::Failures;
 use super::disk::{Request, Why};
+use super::failures::{Failures, GUESTS_WAIT};
 use super::{Node, Tasks};
 
 /// Moves at once: each fills a copy of a log, or empties one, and holds its disk's clients for a moment.
@@ -201,7 +201,7 @@ impl Moves {
             Obstacle::Silent => drop(self.silent.insert(to.to_owned(), now + UNFIT)),
         }
         let tried = self.tried.entry(disk.to_owned()).or_default();
-        let (pause, is_new) = tried.failures.entry(to.to_owned()).or_default().failed(&reason);
+        let (pause, is_new) = tried.failures.entry(to.to_owned()).or_default().failed(&reason, GUESTS_WAIT);
         tried.again = now + pause;
         tried.unable = (at != Obstacle::Disk).then(|| to.to_owned());
         is_new.then_some(reason)

@@ -6,7 +6,6 @@
 
 mod commands;
 mod configuration;
-pub mod failures;
 mod former;
 mod handover;
 mod isolation;
@@ -38,6 +37,7 @@ use weir_cluster::view::Seen;
 use super::agreement;
 use super::change::ChangeError;
 use super::decide::{Decision, Local, Situation, decide, is_live};
+use super::failures::{Failures, GUESTS_WAIT};
 use super::node::{Node, Open};
 use crate::error::ApiError;
 use crate::shard::messages::{Arrival, Command, Unopened, WantedConfiguration};
@@ -153,7 +153,7 @@ struct DiskTask {
     /// The record cannot be read, and an event was recorded.
     unreadable: bool,
     /// The failures to open it.
-    failures: failures::Failures,
+    failures: Failures,
 }
 
 /// Starts the task of a disk.
@@ -203,7 +203,7 @@ impl DiskTask {
             waiting: Vec::new(),
             unavailable: false,
             unreadable: false,
-            failures: failures::Failures::default(),
+            failures: Failures::default(),
         };
         (task, sender)
     }
@@ -528,8 +528,8 @@ impl DiskTask {
     }
 
     fn not_opened(&mut self, error: String) -> Option<Nanos> {
-        let (pause, news) = self.failures.failed(&error);
-        if news {
+        let (pause, is_new) = self.failures.failed(&error, GUESTS_WAIT);
+        if is_new {
             self.event("open-failed", error);
         }
         self.retry_at = Some(Nanos::now() + pause);

@@ -1,6 +1,9 @@
 use weir_cluster::membership::declare_stopped;
-use weir_cluster::records::{EventRecord, FormerOwner, NodeRef, Policy, Source};
+use weir_cluster::records::{EventRecord, FormerOwner, NodeRef, Policy, Source, UnfinishedRecord};
 
+use super::deletion::late;
+use super::former::check_former_at;
+use super::leftovers::take_over;
 use super::*;
 use crate::control::disk::tests::{disk_of_a, node, node_at, volume_in};
 use crate::control::faulty_registry::RegistryFaults;
