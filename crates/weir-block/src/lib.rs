@@ -23,6 +23,7 @@ pub mod size;
 pub mod socket;
 pub mod throttle;
 pub mod wire;
+pub mod zeroes;
 
 pub use buffer::{Buffer, BufferPool};
 pub use clock::{Clock, Nanos};

@@ -9,6 +9,7 @@ use std::time::Duration;
 use weir_block::Nanos;
 
 use weir_block::size::{Size, format_size};
+use weir_block::zeroes::is_zero;
 use weir_nbd::client::NbdClient;
 
 use crate::error::LoadError;
@@ -197,7 +198,7 @@ fn zeroes<E>(
         let index = (u128::from(pieces) * u128::from(sample) / u128::from(samples)) as u64;
         let at = range.offset + index * piece.len() as u64;
         read(at, &mut piece)?;
-        if piece.iter().all(|&byte| byte == 0) {
+        if is_zero(&piece) {
             return Ok(Some(format!("all zeroes at byte {at}, as if it was never written")));
         }
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use weir_block::size::{Size, format_size, parse_size};
+use weir_block::zeroes::first_nonzero;
 use weir_nbd::Uri;
 use weir_nbd::client::NbdClient;
 
@@ -226,7 +227,7 @@ fn sampled<E>(size: u64, mut read: impl FnMut(u64, &mut [u8]) -> Result<(), E>) 
         let spread = u128::from(last) * u128::from(sample) / u128::from(SAMPLES.min(last / SAMPLE + 2) - 1);
         let offset = if spread as u64 == last { last } else { spread as u64 / 4096 * 4096 };
         read(offset, &mut piece)?;
-        if let Some(at) = piece.iter().position(|&byte| byte != 0) {
+        if let Some(at) = first_nonzero(&piece) {
             return Ok(Some(format!("data at byte {}", offset + at as u64)));
         }
     }

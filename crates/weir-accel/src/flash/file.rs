@@ -7,6 +7,7 @@ use std::path::Path;
 
 use weir_block::SharedFile;
 use weir_block::sim::MediumFile;
+use weir_block::zeroes::is_zero;
 
 use super::error::FlashError;
 
@@ -124,7 +125,7 @@ fn is_unfinished(file: &File, found: u64, size: u64) -> io::Result<bool> {
     let mut at = 0;
     while at < found {
         let read = file.read_at(&mut chunk, at)?;
-        if read == 0 || chunk[..read].iter().any(|byte| *byte != 0) {
+        if read == 0 || !is_zero(&chunk[..read]) {
             return Ok(false);
         }
         at += read as u64;

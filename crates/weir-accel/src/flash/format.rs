@@ -11,6 +11,7 @@
 use std::io;
 use std::path::Path;
 
+use weir_block::zeroes::is_zero;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -143,7 +144,7 @@ pub(super) fn read_superblock(
     let system = |source| FlashError::System { path: path.to_owned(), source };
     let mut block = [0u8; BLOCK as usize];
     file.read_exact_at(&mut block[..size.min(BLOCK) as usize], 0).map_err(system)?;
-    if block.iter().all(|byte| *byte == 0) {
+    if is_zero(&block) {
         return Ok(None);
     }
     let (superblock, _) =

@@ -10,6 +10,8 @@
 //! | 28..32 | CRC-32C of the bodies of all sectors of the block |
 //! | 32..512 | body: random |
 
+use weir_block::zeroes::is_zero;
+
 /// Bytes of a sector: the unit that even a torn write does not divide.
 pub(super) const SECTOR: usize = 512;
 
@@ -64,7 +66,7 @@ pub fn stamp(run: u64, offset: u64, version: u32, block: &mut [u8]) {
 #[must_use]
 pub fn read_sector(sector: &[u8; SECTOR]) -> Sector {
     if sector[0..4] != MAGIC {
-        return if sector.iter().all(|&byte| byte == 0) { Sector::Blank } else { Sector::Unknown };
+        return if is_zero(sector) { Sector::Blank } else { Sector::Unknown };
     }
     if crc32c::crc32c(&sector[8..]) != word(sector, 4) {
         return Sector::Corrupt;

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::process::Command;
 
 use weir_block::size::Size;
+use weir_block::zeroes::first_nonzero;
 
 use super::children::inherits_nothing;
 use super::filesystem::FilesystemError;
@@ -122,7 +123,7 @@ fn not_zero(lun: &File, pages: &mut Pages, from: u64, length: u64) -> io::Result
         match lun.read_at(bytes, at) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Ok(count) => {
-                if let Some(found) = bytes[..count].iter().position(|byte| *byte != 0) {
+                if let Some(found) = first_nonzero(&bytes[..count]) {
                     return Ok(Some(at + found as u64));
                 }
                 at += count as u64;

@@ -580,11 +580,11 @@ pub fn shown(version: u64) -> u64 {
 }
 
 pub fn content(blocks: &std::ops::Range<u64>, version: u64) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(((blocks.end - blocks.start) * BLOCK) as usize);
-    for block in blocks.clone() {
-        for at in 0..BLOCK / 16 {
-            bytes.extend_from_slice(&version.to_le_bytes());
-            bytes.extend_from_slice(&(block << 16 | at).to_le_bytes());
+    let mut bytes = vec![0; ((blocks.end - blocks.start) * BLOCK) as usize];
+    for (block, bytes) in blocks.clone().zip(bytes.chunks_exact_mut(BLOCK as usize)) {
+        for (at, piece) in bytes.chunks_exact_mut(16).enumerate() {
+            let number = u128::from(block << 16 | at as u64);
+            piece.copy_from_slice(&(number << 64 | u128::from(version)).to_le_bytes());
         }
     }
     bytes

@@ -10,6 +10,8 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use weir_block::zeroes::is_zero;
+
 use super::layout::{
     AREA, BLOCK, Beat, Block, Head, SLOTS, Slot, VERSION, VolumeId, decode_head, decode_slot, encode_beat,
     encode_head,
@@ -115,7 +117,7 @@ pub fn is_free(lun: &Path, offset: u64) -> Result<bool, HeartbeatError> {
     let mut area = Area::at(lun, offset, VolumeId([0; 16]))?;
     Ok(match area.head()? {
         Head::Area(_) | Head::Damaged => true,
-        Head::Zeroes => area.pages.bytes().iter().all(|byte| *byte == 0),
+        Head::Zeroes => is_zero(area.pages.bytes()),
         Head::Newer(_) | Head::Other => false,
     })
 }
@@ -184,7 +186,7 @@ fn is_unused(file: &File) -> io::Result<bool> {
             }
         }
     }
-    Ok(pages.bytes()[..read].iter().all(|byte| *byte == 0))
+    Ok(is_zero(&pages.bytes()[..read]))
 }
 
 /// An open area.

@@ -28,6 +28,8 @@
 //! | zeroes | 324 | 3768 |
 //! | CRC32C of all before | 4092 | 4 |
 
+use weir_block::zeroes::is_zero;
+
 use std::fmt;
 
 /// Bytes of a block: the largest logical block of a device.
@@ -114,7 +116,7 @@ pub fn encode_head(volume: VolumeId) -> Block {
 /// Reads the head of an area.
 #[must_use]
 pub fn decode_head(block: &Block) -> Head {
-    if block.iter().all(|byte| *byte == 0) {
+    if is_zero(block) {
         return Head::Zeroes;
     }
     if block[..8] != HEAD_MAGIC {
@@ -147,7 +149,7 @@ pub fn encode_beat(volume: VolumeId, beat: &Beat) -> Block {
 /// Reads a slot of the area of `volume`.
 #[must_use]
 pub fn decode_slot(volume: VolumeId, block: &Block) -> Slot {
-    if block.iter().all(|byte| *byte == 0) {
+    if is_zero(block) {
         return Slot::Empty;
     }
     beat(volume, block).map_or_else(|| Slot::Other(crc32c::crc32c(block)), Slot::Beat)
