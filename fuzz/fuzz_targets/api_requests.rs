@@ -2,16 +2,14 @@
 //! a request that is read and sent on to another node is read there as the same one, and what passes the checks can be read back
 //! from the registry.
 
-#![no_main]
+#![cfg_attr(feature = "link", no_main)]
 
 use std::fmt::Debug;
 
 use libfuzzer_sys::fuzz_target;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use weir_cluster::records::{
-    DiskRecord, Limit, Policy, Record, Source, VolumeRecord, check_name,
-};
+use weir_cluster::records::{DiskRecord, Limit, Policy, Record, Source, VolumeRecord, check_name};
 use weir_identity::{Fingerprint, Invitation, JoinRequest, RenewRequest, invite};
 use weir_node::api::{
     CreateDisk, CreateVolume, Delete, DeleteVolume, DrainNode, Export, Follow, Move, RecordProfile, Resize,
@@ -106,3 +104,7 @@ fn make_token(wanted: &Invite) {
         assert_eq!(token.text().parse().as_ref(), Ok(&token), "whoever gets it can read it");
     }
 }
+
+/// In the place of libFuzzer's.
+#[cfg(not(feature = "link"))]
+fn main() {}

@@ -1,7 +1,7 @@
 //! Arbitrary bytes where strangers send requests to join, requests for certificates and certificates: nothing panics, and nothing
 //! that a stranger makes up is admitted.
 
-#![no_main]
+#![cfg_attr(feature = "link", no_main)]
 
 use std::sync::OnceLock;
 
@@ -76,8 +76,9 @@ fuzz_target!(|input: &[u8]| {
     match kind % 3 {
         0 => {
             let cluster = cluster();
-            let decide =
-                |request: &JoinRequest| admit(&cluster.authority, records(cluster), request, NOW, NODE_LIFETIME);
+            let decide = |request: &JoinRequest| {
+                admit(&cluster.authority, records(cluster), request, NOW, NODE_LIFETIME)
+            };
             if let Ok(request) = JoinRequest::decode(bytes) {
                 assert!(decide(&request).is_err());
             }
@@ -126,3 +127,7 @@ fuzz_target!(|input: &[u8]| {
         }
     }
 });
+
+/// In the place of libFuzzer's.
+#[cfg(not(feature = "link"))]
+fn main() {}

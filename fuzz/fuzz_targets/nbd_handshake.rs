@@ -1,7 +1,7 @@
 //! Arbitrary bytes to the NBD handshake, in arbitrary pieces: it never panics, never buffers more than one option, and has the
 //! same result as with all bytes at once.
 
-#![no_main]
+#![cfg_attr(feature = "link", no_main)]
 
 use libfuzzer_sys::fuzz_target;
 use weir_block::LayerInfo;
@@ -63,3 +63,7 @@ fn converse<'a>(mut pieces: impl Iterator<Item = &'a [u8]>) -> (Step, Vec<u8>, V
         }
     }
 }
+
+/// In the place of libFuzzer's.
+#[cfg(not(feature = "link"))]
+fn main() {}

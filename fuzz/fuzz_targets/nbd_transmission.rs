@@ -1,7 +1,7 @@
 //! Arbitrary bytes to a connection in the transmission phase, over a real socket, in arbitrary pieces. Nothing panics, the layer
 //! gets only valid requests, and after the client's end nothing is left.
 
-#![no_main]
+#![cfg_attr(feature = "link", no_main)]
 
 use std::cell::RefCell;
 use std::io::{Read, Write};
@@ -142,7 +142,8 @@ fuzz_target!(|input: &[u8]| {
             base_allocation: (structured && settings & 4 != 0).then_some(1),
             flags: 0,
         };
-        let client = AcceptedClient { stream: ours.into(), leftover: bytes[..ahead].to_vec(), session, via: None };
+        let client =
+            AcceptedClient { stream: ours.into(), leftover: bytes[..ahead].to_vec(), session, via: None };
         shard.nbd.attach(client, &mut shard.workspace).expect("room for one");
         let reads_replies = settings & 8 != 0;
         for piece in bytes[ahead..].chunks(usize::from(*piece).max(1) * 16) {
@@ -161,3 +162,7 @@ fuzz_target!(|input: &[u8]| {
         assert_eq!(shard.reactor.buffers().lent(), 0);
     });
 });
+
+/// In the place of libFuzzer's.
+#[cfg(not(feature = "link"))]
+fn main() {}

@@ -2,7 +2,7 @@
 //! latter two over real sockets. Nothing panics, nothing exceeds its bounds, answers are frames, and an owner acknowledges
 //! nothing that no replica has confirmed.
 
-#![no_main]
+#![cfg_attr(feature = "link", no_main)]
 
 use std::cell::RefCell;
 use std::io::{Read, Write};
@@ -12,10 +12,12 @@ use std::rc::Rc;
 
 use libfuzzer_sys::fuzz_target;
 use weir_accel::wire::{Batch, Confirm, Hello, MessageKind, RecordHeader, Refuse};
-use weir_accel::{Accel, AccelConfig, Configuration, Former, Inheritance, Log, Record, RecordKind, ReplicaHost};
+use weir_accel::{
+    Accel, AccelConfig, Configuration, Former, Inheritance, Log, Record, RecordKind, ReplicaHost,
+};
 use weir_block::{
-    Completion, Destage, Event, Layer, LayerInfo, LayerMeter, Metered, Nanos, Outcome, Payload,
-    Reactor, ReactorConfig, Region, Request, RequestKind, Tag,
+    Completion, Destage, Event, Layer, LayerInfo, LayerMeter, Metered, Nanos, Outcome, Payload, Reactor,
+    ReactorConfig, Region, Request, RequestKind, Tag,
 };
 use weir_net::frame;
 use zerocopy::{FromZeros, IntoBytes};
@@ -99,7 +101,7 @@ impl Peer {
 
 /// Bytes that are no frame, or a frame around any meta and data.
 fn garbage(source: &mut Source<'_>, peer: &mut Peer) {
-    let (framed, kind) = (source.byte() % 4 > 0, u16::from(source.byte() % 16));
+    let (framed, kind) = (!source.byte().is_multiple_of(4), u16::from(source.byte() % 16));
     let (meta, data) = (usize::from(source.byte()), usize::from(source.byte()));
     let meta = source.bytes(meta).to_vec();
     let data = source.bytes(data).to_vec();
@@ -298,7 +300,9 @@ fn owner(source: &mut Source<'_>, reactor: &mut Reactor) {
     };
     let lower = Metered::new("backing", Nothing::default());
     let config = AccelConfig::standalone(LOG);
-    let mut accel = Accel::new(reactor, config, configuration, Inheritance::Nothing, Former::Stopped, lower, None).expect("memory");
+    let mut accel =
+        Accel::new(reactor, config, configuration, Inheritance::Nothing, Former::Stopped, lower, None)
+            .expect("memory");
     let (mut peers, mut done, mut confirmed): (Vec<Peer>, Vec<Completion>, bool) = Default::default();
     let mut next = 0;
     for _ in 0..STEPS {
@@ -308,7 +312,7 @@ fn owner(source: &mut Source<'_>, reactor: &mut Reactor) {
         match source.byte() % 8 {
             0 => {
                 let (peer, fd) = Peer::new();
-                let node = if source.byte() % 4 > 0 { "b" } else { "c" };
+                let node = if !source.byte().is_multiple_of(4) { "b" } else { "c" };
                 accel.peer_connected(reactor, node.into(), fd.into());
                 peers.push(peer);
             }
@@ -332,7 +336,11 @@ fn owner(source: &mut Source<'_>, reactor: &mut Reactor) {
                         confirm.epoch = source.number().into();
                         confirm.last = source.number().into();
                         confirm.freed = source.number().into();
-                        confirm.gap = if source.byte() % 4 > 0 { confirm.freed } else { source.number().into() };
+                        confirm.gap = if !source.byte().is_multiple_of(4) {
+                            confirm.freed
+                        } else {
+                            source.number().into()
+                        };
                         confirm.complete = u32::from(source.byte() % 2).into();
                         confirmed = true;
                         peer.frame(MessageKind::Confirm as u16, confirm.as_bytes(), &[]);
@@ -367,3 +375,7 @@ fuzz_target!(|bytes: &[u8]| {
         _ => with_reactor(|reactor| owner(&mut source, reactor)),
     }
 });
+
+/// In the place of libFuzzer's.
+#[cfg(not(feature = "link"))]
+fn main() {}

@@ -1,7 +1,7 @@
 //! Arbitrary bytes where a peer's greeting is expected, as they are and with lengths and checksum that fit: nothing panics, and a
 //! greeting that is read has one form only, of which nothing beyond its end was read.
 
-#![no_main]
+#![cfg_attr(feature = "link", no_main)]
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -50,3 +50,7 @@ fn sealed(content: &[u8]) -> Vec<u8> {
     bytes.extend(behind);
     bytes
 }
+
+/// In the place of libFuzzer's.
+#[cfg(not(feature = "link"))]
+fn main() {}

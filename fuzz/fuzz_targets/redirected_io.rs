@@ -1,7 +1,7 @@
 //! Arbitrary frames of redirected I/O between a disk's owner and the coordinator of its volume: they are refused, or read as messages that
 //! encode to the same meaning again.
 
-#![no_main]
+#![cfg_attr(feature = "link", no_main)]
 
 use libfuzzer_sys::fuzz_target;
 use weir_block::BufferPool;
@@ -28,3 +28,7 @@ fuzz_target!(|input: (u8, Vec<u8>, Vec<u8>)| {
         }
     }
 });
+
+/// In the place of libFuzzer's.
+#[cfg(not(feature = "link"))]
+fn main() {}
