@@ -63,6 +63,9 @@ pub const COMPACTION_FAILED: &str = "compaction-failed";
 /// The code of the error of a filesystem that reports damage on its storage.
 pub const DAMAGED: &str = "damaged";
 
+/// The code of the error of a filesystem that has failed as a whole on its node; another node may be able to do what was asked.
+pub const FILESYSTEM_FAILED: &str = "filesystem-failed";
+
 /// A compaction of `disk` was interrupted, in whichever way.
 #[must_use]
 pub fn compaction_interrupted(disk: &str) -> ApiError {

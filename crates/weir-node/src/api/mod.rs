@@ -58,8 +58,8 @@ mod volumes;
 pub use weir_cluster::records::Medium;
 
 pub use crate::error::{
-    ApiError, ApiErrorKind, COMPACTION_FAILED, COMPACTION_INTERRUPTED, Elsewhere, NOT_JOINED,
-    compaction_interrupted,
+    ApiError, ApiErrorKind, COMPACTION_FAILED, COMPACTION_INTERRUPTED, DAMAGED, Elsewhere, FILESYSTEM_FAILED,
+    NOT_JOINED, compaction_interrupted,
 };
 pub use disks::*;
 pub use measurements::*;

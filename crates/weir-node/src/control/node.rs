@@ -26,7 +26,7 @@ use super::registry_copy::RegistryCopy;
 use super::rights::Rights;
 use super::shards::Shards;
 use crate::config::Config;
-use crate::error::{ApiError, ApiErrorKind, DAMAGED};
+use crate::error::{ApiError, ApiErrorKind, DAMAGED, FILESYSTEM_FAILED};
 
 use crate::identity::NodeIdentity;
 use crate::peer::Network;
@@ -233,7 +233,11 @@ pub fn volume_error(error: VolumeError) -> ApiError {
         VolumeError::Nbd(NbdTrouble::Server(error)) if error.is_unreachable() => ApiErrorKind::Unavailable,
         VolumeError::Nbd(_) => ApiErrorKind::Refused,
         VolumeError::Stopped(_) => ApiErrorKind::Unavailable,
-        VolumeError::FilesystemFailed { .. } | VolumeError::NotCoordinator(_) => {
+        VolumeError::FilesystemFailed { .. } => {
+            let failed = ApiError::new(ApiErrorKind::Unavailable, error.to_string());
+            return failed.code(FILESYSTEM_FAILED).hint("try again");
+        }
+        VolumeError::NotCoordinator(_) => {
             return ApiError::new(ApiErrorKind::Unavailable, error.to_string()).hint("try again");
         }
         error if error.is_damage() => {

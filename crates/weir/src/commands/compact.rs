@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use weir_block::Nanos;
-use weir_node::api::{ApiErrorKind, CompactionView, LayoutView, LookAtLayout, compaction_interrupted};
+use weir_node::api::{
+    ApiErrorKind, COMPACTION_INTERRUPTED, CompactionView, LayoutView, LookAtLayout, compaction_interrupted,
+};
 use weir_node::client::Client;
 use weir_node::units::{about, count};
 
@@ -41,7 +43,7 @@ pub fn run(global: &Global, disk: &str, dry_run: bool) -> Result<(), Failure> {
             // The asked node was busy, or the volume is about to have another coordinator, which says more.
             Err(error)
                 if error.kind == ApiErrorKind::Unavailable
-                    && error.code.is_empty()
+                    && error.code != COMPACTION_INTERRUPTED
                     && Nanos::now() - heard < SILENT =>
             {
                 client = any_node(global).unwrap_or(client);

@@ -234,7 +234,9 @@ impl DiskTask {
         });
         opened.await.map_err(|error| {
             let message = format!("disk {} cannot be opened: {}", self.name, error.message);
-            ApiError::new(error.kind, message).hint("no loss has been accepted; repair the storage first")
+            ApiError::new(error.kind, message)
+                .code(&error.code)
+                .hint("no loss has been accepted; repair the storage first")
         })
     }
 

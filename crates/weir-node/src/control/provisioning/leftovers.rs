@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use weir_block::Nanos;
@@ -14,7 +14,7 @@ use super::{ASK_AGAIN, Files, UNDER_WAY, to_its_end};
 use crate::control::decide::is_live;
 use crate::control::failures::{Failures, Pauses};
 use crate::control::node::{Node, unavailable};
-use crate::error::{ApiError, ApiErrorKind, DAMAGED};
+use crate::error::{ApiError, ApiErrorKind, DAMAGED, FILESYSTEM_FAILED};
 
 /// The kind of the event that tells that something was removed whose maker has ended.
 pub const LEFTOVER_REMOVED: &str = "leftover-removed";
@@ -22,12 +22,9 @@ pub const LEFTOVER_REMOVED: &str = "leftover-removed";
 /// Between two looks for what others have left, and the longest wait for one step of that: its end may come later.
 const LOOK: Duration = Duration::from_secs(3);
 
-/// After a step that met damage. Damage can shut the filesystem down: an attempt every few seconds would take a volume on a LUN from one
-/// coordinator to the next for ever. Whoever makes a disk of that name tries at once.
-const DAMAGE: Pauses = Pauses { first: Duration::from_secs(60), longest: Duration::from_secs(3600) };
-
-/// After any other failure, such as a volume that is not mounted.
-const OTHERWISE: Pauses = Pauses { first: LOOK, longest: LOOK };
+/// After a step that met damage, or a filesystem that failed. Damage can shut the filesystem down: an attempt every few seconds would take a
+/// volume on a LUN from one coordinator to the next for ever. A request for that name tries at once.
+const AFTER_HARM: Pauses = Pauses { first: Duration::from_secs(60), longest: Duration::from_secs(3600) };
 
 /// Finishes the step of an ended process on a disk without a record; waits a little for a process that is working on it.
 /// Returns the removed file, if there was something to finish.
@@ -52,19 +49,42 @@ pub async fn finish_others(node: &Arc<Node>, disk: &str) -> Result<Option<PathBu
 }
 
 /// Failed attempts at a note of another process.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Attempts {
-    failures: Failures,
+    /// Those after which the filesystem may have failed.
+    harmful: Failures,
     /// The time of the next attempt.
     next: Nanos,
+    /// The reason that the log has.
+    told: String,
 }
+
+impl Attempts {
+    /// Returns whether the log lacks the reason.
+    fn failed(&mut self, error: &ApiError, now: Nanos) -> bool {
+        let reason = error.to_string();
+        if does_harm(error) {
+            self.next = now + self.harmful.failed(&reason, AFTER_HARM).0;
+        }
+        let is_new = self.told != reason;
+        self.told = reason;
+        is_new
+    }
+}
+
+fn does_harm(error: &ApiError) -> bool {
+    [DAMAGED, FILESYSTEM_FAILED].contains(&error.code.as_str())
+}
+
+/// By the keys of the notes.
+type Failed = Arc<Mutex<BTreeMap<String, Attempts>>>;
 
 /// Finishes what others have left, from time to time.
 pub async fn keep_finished(node: Arc<Node>) {
-    let (mut nodes, mut failed) = (node.records.nodes.changes(), BTreeMap::new());
+    let (mut nodes, failed) = (node.records.nodes.changes(), Failed::default());
     loop {
         if let Ok(listing) = node.registry.list(keys::UNFINISHED).await {
-            finish_all(&node, listing.entries, &mut failed).await;
+            finish_all(&node, listing.entries, &failed).await;
         }
         let again = Nanos::now() + LOOK;
         // Also who comes back only for a moment has been there.
@@ -77,36 +97,40 @@ pub async fn keep_finished(node: Arc<Node>) {
 }
 
 /// Finishes the steps of `notes` that are due.
-async fn finish_all(node: &Arc<Node>, notes: Vec<Entry>, failed: &mut BTreeMap<String, Attempts>) {
-    failed.retain(|key, _| notes.iter().any(|note| note.key == *key));
-    for note in notes {
-        let key = note.key.clone();
-        if failed.get(&key).is_some_and(|attempts| Nanos::now() < attempts.next) {
-            continue;
-        }
-        let finish = {
-            let node = Arc::clone(node);
-            to_its_end(async move {
-                let path = take_over(&node, &note).await?;
-                tracing::info!(path = %path.display(), "removed; another process had begun to make or delete its disk");
-                Ok(())
-            })
-        };
+async fn finish_all(node: &Arc<Node>, notes: Vec<Entry>, failed: &Failed) {
+    let is_due = |note: &Entry| {
+        let failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+        failed.get(&note.key).is_none_or(|attempts| Nanos::now() >= attempts.next)
+    };
+    let is_there = |key: &String| notes.iter().any(|note| note.key == *key);
+    failed.lock().unwrap_or_else(PoisonError::into_inner).retain(|key, _| is_there(key));
+    for note in notes.iter().filter(|note| is_due(note)) {
+        // Counts also an attempt that fails late.
+        let (node, note, failed) = (Arc::clone(node), note.clone(), Arc::clone(failed));
+        let finish = to_its_end(async move {
+            finish_one(&node, &note, &failed).await;
+            Ok(())
+        });
         // A volume that does not answer must not hold up the others.
-        match weir_task::timeout(LOOK, finish).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) if error.kind == ApiErrorKind::Failed => {
-                let attempts = failed.entry(key.clone()).or_default();
-                let pauses = if error.code == DAMAGED { DAMAGE } else { OTHERWISE };
-                let (pause, is_new) = attempts.failures.failed(&error.to_string(), pauses);
-                attempts.next = Nanos::now() + pause;
-                if is_new {
-                    tracing::warn!(key, %error, "what another process has begun to make or delete stays, and is tried again");
-                }
-            }
-            Ok(Err(error)) => tracing::debug!(key, %error, "left for later"),
-            Err(_) => tracing::debug!(key, "this takes long, and goes on"),
+        if weir_task::timeout(LOOK, finish).await.is_err() {
+            tracing::debug!("a step of another process takes long, and goes on");
         }
+    }
+}
+
+async fn finish_one(node: &Node, note: &Entry, failed: &Failed) {
+    let key = &note.key;
+    match take_over(node, note).await.map_err(ApiError::from) {
+        Ok(path) => {
+            tracing::info!(path = %path.display(), "removed; another process had begun to make or delete its disk");
+        }
+        Err(error) if error.kind == ApiErrorKind::Failed || does_harm(&error) => {
+            let mut failed = failed.lock().unwrap_or_else(PoisonError::into_inner);
+            if failed.entry(key.clone()).or_default().failed(&error, Nanos::now()) {
+                tracing::warn!(key, %error, "what another process has begun to make or delete stays, and is tried again");
+            }
+        }
+        Err(error) => tracing::debug!(key, %error, "left for later"),
     }
 }
 
@@ -187,4 +211,27 @@ fn is_over(node: &Node, record: &UnfinishedRecord) -> Result<(), String> {
         return Ok(());
     }
     Err(format!("; it is taken to have ended {grace} after that"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_may_harm_the_volume_is_tried_more_and_more_rarely_and_each_reason_is_logged_once() {
+        let mut attempts = Attempts::default();
+        let error = |code: &str, text: &str| ApiError::new(ApiErrorKind::Failed, text).code(code);
+        let minute = Duration::from_secs(60);
+        let now = Nanos(0) + minute;
+
+        assert!(attempts.failed(&error("", "not mounted"), now));
+        assert!(!attempts.failed(&error("", "not mounted"), now));
+        assert!(attempts.next <= now, "whoever has mounted it does not wait");
+
+        assert!(attempts.failed(&error(DAMAGED, "damaged"), now));
+        assert_eq!(attempts.next, now + minute);
+        assert!(attempts.failed(&error("", "not mounted"), now));
+        assert!(attempts.failed(&error(FILESYSTEM_FAILED, "shut down"), now));
+        assert_eq!(attempts.next, now + 2 * minute, "another reason in between changes nothing");
+    }
 }

@@ -276,11 +276,7 @@ impl Mounted {
         let failed = |action| FilesystemError::system(action, &self.lun);
         let system = |action| move |error: rustix::io::Errno| failed(action)(error.into());
         rustix::fs::fstat(&self.root).map_err(system("examine the filesystem on"))?;
-        let flags = self.statvfs()?.f_flag;
-        if flags.contains(StatVfsMountFlags::RDONLY) {
-            let source = io::Error::from_raw_os_error(libc::EROFS);
-            return Err(failed("write to the filesystem on")(source));
-        }
+        self.check_writable()?;
         rustix::fs::fsync(&self.root).map_err(system("sync the filesystem on"))?;
         self.read_lun()
     }
@@ -307,6 +303,14 @@ impl Mounted {
         self.is_suspect.swap(false, Ordering::Relaxed)
     }
 
+    fn check_writable(&self) -> Result<(), FilesystemError> {
+        if !self.statvfs()?.f_flag.contains(StatVfsMountFlags::RDONLY) {
+            return Ok(());
+        }
+        let source = io::Error::from_raw_os_error(libc::EROFS);
+        Err(FilesystemError::system("write to the filesystem on", &self.lun)(source))
+    }
+
     fn read_lun(&self) -> Result<(), FilesystemError> {
         match open_lun(&self.lun, self.superblock.uuid, self.identity(), false, None) {
             Ok(_) => Ok(()),
@@ -322,7 +326,9 @@ impl Mounted {
     /// [`FilesystemError::System`].
     pub fn sync(&self) -> Result<(), FilesystemError> {
         let synced = rustix::fs::syncfs(&self.root);
-        synced.map_err(|error| FilesystemError::system("sync", &self.lun)(error.into()))
+        synced.map_err(|error| FilesystemError::system("sync", &self.lun)(error.into()))?;
+        // On a filesystem that ext4 has made read-only after an error, `syncfs` does nothing and succeeds, in kernels that mark it so.
+        self.check_writable()
     }
 }
 
