@@ -144,7 +144,7 @@ fsx: setup release ## OPERATIONS=1000000 operations of fsx on a disk's file, wri
 fuzz: ## each fuzz target for a minute (nightly Rust and cargo-fuzz)
 	@command -v cargo-fuzz >/dev/null || { echo "make fuzz needs cargo-fuzz: cargo install --locked cargo-fuzz"; exit 1; }
 	for target in fuzz/fuzz_targets/*.rs; do \
-	  $(CARGO) +nightly fuzz run --features link $$(basename $$target .rs) -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
+	  CARGO_PROFILE_RELEASE_LTO=off $(CARGO) +nightly fuzz run --features link $$(basename $$target .rs) -- -max_total_time=$(FUZZ_SECONDS) || exit 1; \
 	done
 
 deny: ## licences and banned crates (needs cargo-deny)

@@ -437,7 +437,7 @@ fn layers_are_measured_into_a_report() {
 
     // The verdict of such short runs depends on the machine and its load; there is always one.
     let output =
-        place.weir("diagnose --disk db --destroy --repeats 1 --runtime 50ms --seed 7 --report db.html");
+        place.weir("diagnose --disk db --destroy --repeats 1 --runtime 150ms --seed 7 --report db.html");
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(
         [Some(0), Some(6)].contains(&output.status.code()),
@@ -499,8 +499,8 @@ fn resumed(place: &Place, mut data: Value) {
     std::fs::write(place.path().join("db.json"), data.to_string()).unwrap();
     let line = "diagnose --disk db --destroy --repeats 1 --resume --report db.html";
     assert!(place.fails(&format!("{line} --runtime 1s"), 2).contains("gone on with"));
-    assert!(place.fails(&format!("{line} --runtime 50ms --seed 8"), 2).contains("another seed"));
-    place.weir(&format!("{line} --runtime 50ms"));
+    assert!(place.fails(&format!("{line} --runtime 150ms --seed 8"), 2).contains("another seed"));
+    place.weir(&format!("{line} --runtime 150ms"));
     let data: Value = serde_json::from_str(&place.read("db.json")).unwrap();
     assert_eq!(data["interrupted"], false);
     let rows = data["rows"].as_array().unwrap();
