@@ -102,7 +102,7 @@ async fn remove_here(node: &Node, entry: &Entry, record: &DiskRecord, lost: &str
     if let Files::None(_) = files {
         return forget_export(node, entry, record, lost).await;
     }
-    // Whoever coordinates the LUN's volume finds the note, and removes the file.
+    // The coordinator of the LUN's volume finds the note and removes the file.
     let is_others = matches!(files, Files::Lun(_, None));
     if !is_others {
         // Without the mount, no file would be found, and none removed.
